@@ -1,0 +1,193 @@
+"""The command line: `learn2pfed run`, `report`, `list`. No mathematics here."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table as RichTable
+
+from learn2pfed.errors import Learn2pFedError
+from learn2pfed.experiments.base import Experiment, Task
+from learn2pfed.experiments.registry import EXPERIMENTS, configure, find, flat_names, run_all
+from learn2pfed.report.docs import update_tables
+from learn2pfed.report.html import write_report
+from learn2pfed.report.tables import Table, mean_std, tables
+from learn2pfed.results.records import Results, Row, versions
+from learn2pfed.results.store import RunFolder, read_details, read_results
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Personalised federated learning in which every parameter learns how far it follows the others.",
+)
+console = Console()
+
+
+@app.command(
+    epilog="Examples:\n\n  learn2pfed run polynomial\n\n"
+    "  learn2pfed run polynomial --seeds 20 --set learn2pfed.n_cells=5\n\n"
+    "  learn2pfed run layers --out runs/depth\n\n  learn2pfed run quality --resume"
+)
+def run(
+    experiment: Annotated[str, typer.Argument(help=f"One of {', '.join(EXPERIMENTS)}.")],
+    preset: Annotated[
+        str, typer.Option(help="quick fits a laptop's minutes; paper is the paper's protocol.")
+    ] = "quick",
+    seeds: Annotated[int | None, typer.Option(help="How many seeds (trials).")] = None,
+    algorithms: Annotated[
+        str | None, typer.Option(help="Comma-separated methods, where an experiment has several.")
+    ] = None,
+    change: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE, e.g. learn2pfed.n_cells=5; may be repeated.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/EXPERIMENT, numbered if taken.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes at once.")] = os.cpu_count() or 1,
+) -> None:
+    """Run an experiment: a table in the terminal, results.json, figures and report.html."""
+    chosen = find(experiment)
+    changes = _changes(change or [])
+    if seeds is not None:
+        changes["n_seeds"] = seeds
+    if algorithms is not None:
+        changes["algorithms"] = algorithms
+    config = configure(chosen, preset, changes)
+    fresh = Results(experiment=experiment, preset=preset, versions=versions(), config=config.model_dump(mode="json"))
+    folder = RunFolder.open(_folder(experiment, out, resume), fresh, resume=resume)
+    tasks = chosen.tasks(config)
+    done = folder.results.done()
+    todo = [task for task in tasks if tuple(task) not in done]
+    try:
+        _work(chosen, config, folder, tasks, todo, jobs)
+    except Learn2pFedError:
+        folder.discard_if_empty()
+        raise
+    except KeyboardInterrupt:
+        folder.discard_if_empty()
+        kept = f"; go on with: learn2pfed run {experiment} --resume --out {folder.path}" if folder.results.rows else ""
+        console.print(f"\nStopped{escape(kept)}")
+        raise typer.Exit(130) from None
+    page = write_report(folder.path, folder.results, folder.details)
+    for table in tables(folder.results):
+        console.print(_rich(table))
+    console.print(f"Report: {escape(str(page))}", soft_wrap=True)
+
+
+def _work(chosen: Experiment, config: Any, folder: RunFolder, tasks: list[Task], todo: list[Task], jobs: int) -> None:
+    """Do what is left to do, with a bar, and a line whenever a method is through with a setting."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
+    with bar:
+        shown = bar.add_task(chosen.title, total=len(tasks), completed=len(tasks) - len(todo))
+        for task, (rows, detail) in run_all(chosen, config, todo, jobs):
+            folder.add(rows, detail)
+            bar.advance(shown)
+            group = _group(folder, task)
+            if len({row.seed for row in group}) == sum(other[:2] == task[:2] for other in tasks):
+                bar.console.print(_line(task, group), highlight=False)
+
+
+def _group(folder: RunFolder, task: Task) -> list[Row]:
+    return [r for r in folder.results.rows if (r.setting, r.algorithm) == (task.setting, task.algorithm)]
+
+
+def _line(task: Task, rows: list[Row]) -> str:
+    metrics = dict.fromkeys(row.metric for row in rows)
+    values = (f"{metric} {mean_std([r.value for r in rows if r.metric == metric])}" for metric in metrics)
+    return escape(f"setting {task.setting} · {task.algorithm}: {', '.join(values)}")
+
+
+@app.command(
+    epilog="Examples:\n\n  learn2pfed report runs/polynomial\n\n"
+    "  learn2pfed report docs/results/quality.json --into docs/results.md"
+)
+def report(
+    path: Annotated[Path, typer.Argument(help="A run folder, or a results file.")],
+    into: Annotated[Path | None, typer.Option(help="Rewrite this document's tables for the experiment.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where report.html goes; default: the run folder.")] = None,
+) -> None:
+    """Make the tables, figures and the page again from what is on disk."""
+    results = read_results(path)
+    if into is not None:
+        update_tables(into, results)
+        console.print(f"Tables of {results.experiment} written into {escape(str(into))}.", soft_wrap=True)
+        return
+    for table in tables(results):
+        console.print(_rich(table))
+    target = out or (path if path.is_dir() else None)
+    if target is not None:
+        page = write_report(target, results, read_details(path))
+        console.print(f"Report: {escape(str(page))}", soft_wrap=True)
+
+
+@app.command("list")
+def list_() -> None:
+    """Show the experiments, their presets and what can be set."""
+    for experiment in EXPERIMENTS.values():
+        console.print(f"[bold]{experiment.name}[/bold]  {escape(experiment.title)}")
+        console.print(f"  {escape(experiment.about)}")
+        console.print(f"  presets: {', '.join(experiment.presets)}")
+        default = experiment.config_class().model_dump()
+        console.print(f"  --set: {escape(', '.join(flat_names(default)))}\n")
+
+
+def _changes(pairs: list[str]) -> dict[str, Any]:
+    """NAME=VALUE pairs; values are TOML where they parse as such, text otherwise."""
+    changes: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise Learn2pFedError(f"--set takes NAME=VALUE, got {pair!r}.")
+        try:
+            changes[name.strip()] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            changes[name.strip()] = text.strip()
+    return changes
+
+
+def _folder(experiment: str, out: Path | None, resume: bool) -> Path:
+    """The folder asked for, or runs/EXPERIMENT: the newest to go on with, else the first free number."""
+    if out is not None:
+        return out
+    names = [Path("runs") / experiment] + [Path("runs") / f"{experiment}-{n}" for n in range(2, 10_000)]
+    taken = [path for path in names if path.exists()]
+    if resume and taken:
+        return taken[-1]
+    return next(path for path in names if path not in taken)
+
+
+def _rich(table: Table) -> RichTable:
+    """For the terminal."""
+    shown = RichTable(title=table.title, title_justify="left", header_style="bold")
+    for place, head in enumerate(table.head):
+        shown.add_column(escape(head), justify="left" if place == 0 else "right")
+    for row in table.body:
+        shown.add_row(*(escape(cell) for cell in row), style="bold cyan" if row[0] == "Learn2pFed" else None)
+    return shown
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one sentence and exit code 2."""
+    try:
+        app()
+    except Learn2pFedError as error:
+        Console(stderr=True).print(f"[bold red]Error:[/bold red] {escape(str(error))}", soft_wrap=True)
+        sys.exit(2)

@@ -1,0 +1,1 @@
+"""Who has what: federated data and where it comes from."""

@@ -1,0 +1,27 @@
+"""The simulator: one process, all clients at once, no messages; bytes as if they had travelled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+from learn2pfed.algorithms.base import Conversation, Outcome, Progress, Talk, Traffic
+from learn2pfed.data.federated import FederatedData
+from learn2pfed.engines.messages import size
+
+S = TypeVar("S")
+
+
+def run_simulation(algorithm: Conversation[S], data: FederatedData, progress: Progress | None = None) -> Outcome:
+    """The algorithm's fused computation, with the bytes that the conversation would have cost."""
+    outcome = algorithm.fused(data, progress)
+    return replace(outcome, traffic=traffic_of(outcome.talks, len(data)))
+
+
+def traffic_of(talks: tuple[Talk, ...], n_clients: int) -> Traffic:
+    """Bytes of every exchange, all clients answering."""
+    total = Traffic()
+    for talk in talks:
+        down, up = size(talk.broadcast), size(talk.reply)
+        total += Traffic(up * talk.times * n_clients, down * talk.times * n_clients, talk.times)
+    return total

@@ -1,0 +1,37 @@
+"""Errors that a person can act on: one sentence that names the thing and says what to do."""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+
+class Learn2pFedError(ValueError):
+    """Something the user can mend; the command line prints its sentence and exits with code 2."""
+
+
+class DivergenceError(Learn2pFedError):
+    """The unrolled network left the finite numbers; the message names the epoch."""
+
+
+class MessageError(Learn2pFedError):
+    """A message that does not have the shape, type, size or finiteness that was agreed."""
+
+
+def sentence(error: ValidationError) -> str:
+    """The first complaint of a settings check as one sentence.
+
+    >>> from pydantic import BaseModel, Field
+    >>> class S(BaseModel):
+    ...     n_cells: int = Field(10, ge=1)
+    >>> try:
+    ...     S(n_cells=0)
+    ... except ValidationError as e:
+    ...     sentence(e)
+    'n_cells: input should be greater than or equal to 1, got 0.'
+    """
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"]) or error.title
+    message = first["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    got = "" if first["type"] in ("value_error", "extra_forbidden") else f", got {first['input']!r}"
+    return f"{name}: {message.rstrip('.')}{got}."

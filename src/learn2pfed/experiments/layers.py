@@ -1,0 +1,121 @@
+"""Supplement fig. 7: convergence by the number of cells L; and Theorem 1, the augmented Lagrangian along cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from pydantic import Field
+
+from learn2pfed.algorithms.base import Outcome
+from learn2pfed.algorithms.learn2pfed import feature_scale
+from learn2pfed.experiments.base import (
+    Column,
+    Done,
+    Experiment,
+    Task,
+    by_setting_and_metric,
+    curve_errors,
+    rows_of,
+    timed,
+)
+from learn2pfed.experiments.polynomial import PolynomialConfig, talk
+from learn2pfed.results.records import Detail, Row
+from learn2pfed.unrolled.cell import alpha_step, augmented_lagrangian
+from learn2pfed.unrolled.network import unroll, zero_state
+from learn2pfed.unrolled.settings import Settings
+from learn2pfed.unrolled.supervision import join, supervise
+from learn2pfed.unrolled.theta import start_common, start_own, theta_of_cells
+
+
+class LayersConfig(PolynomialConfig):
+    """As the polynomial study, with the depths to compare."""
+
+    depths: tuple[int, ...] = (1, 2, 5, 10, 20)
+    penalties: tuple[float, ...] = Field(
+        (0.003, 0.03, 0.3, 1.0, 3.0, 10.0), description="ρ, as multiples of mean curvature"
+    )
+    n_traced: int = Field(60, ge=2, description="cells along which the Lagrangian is traced")
+
+
+RECIPES = {"paper": "as in the paper", "learn2pfed": "crossval"}
+
+
+class LayersExperiment(Experiment):
+    """Convergence by L, and the Lagrangian."""
+
+    name = "layers"
+    title = "How many cells"
+    about = (
+        "Learn2pFed with L = 1, 2, 5, 10, 20 unrolled cells: the outer objective by epoch and the error at the end; "
+        "and the augmented Lagrangian along cells with Θ fixed, for several ρ (Theorem 1)."
+    )
+    config_class = LayersConfig
+    presets = {"quick": {"n_seeds": 3}, "paper": {}}  # noqa: RUF012
+
+    def tasks(self, config: LayersConfig) -> list[Task]:
+        """The Lagrangian first: it takes no time."""
+        traced = [
+            Task(setting, f"Lagrangian, ρ = {penalty:g}", config.first_seed)
+            for penalty in config.penalties
+            for setting in config.setting_names()
+        ]
+        fits = [
+            Task(setting, f"L = {depth}, {recipe}", seed)
+            for depth in config.depths
+            for recipe in RECIPES.values()
+            for setting in config.setting_names()
+            for seed in config.seeds
+        ]
+        return traced + fits
+
+    def run(self, config: LayersConfig, task: Task) -> Done:
+        """One depth, or one trace of the Lagrangian."""
+        if task.algorithm.startswith("Lagrangian"):
+            penalty = next(p for p in config.penalties if task.algorithm == f"Lagrangian, ρ = {p:g}")
+            return lagrangian(config, task, penalty)
+        depth, key = next(
+            (depth, key)
+            for depth in config.depths
+            for key, recipe in RECIPES.items()
+            if task.algorithm == f"L = {depth}, {recipe}"
+        )
+        chosen: Settings = getattr(config, key)
+        settings = chosen.model_copy(update={"n_cells": depth})
+        study = config.study(task.setting, task.seed)
+        outcome, seconds = timed(lambda: talk(config, settings, study, task.seed))
+        detail = None
+        if task.seed == config.first_seed:
+            detail = Detail(**task._asdict(), series={"history": outcome.history})
+        return Done(rows_of(task, outcome, seconds, curve_errors(study, outcome)), detail)
+
+    def rank(self, algorithm: str) -> int:
+        """By recipe; depths as they ran."""
+        return algorithm.endswith(RECIPES["learn2pfed"])
+
+    def columns(self, rows: Sequence[Row]) -> list[Column]:
+        """Each metric of the fits over the settings; the Lagrangian has a figure of its own."""
+        return by_setting_and_metric([row for row in rows if row.metric in ("RMSE", "MSE")])
+
+
+def lagrangian(config: LayersConfig, task: Task, penalty: float) -> Done:
+    """L(v^ℓ, z^ℓ, w^ℓ; α^(ℓ+1)) along cells on all training data with Θ fixed and one ρ for all clients."""
+    study = config.study(task.setting, task.seed)
+    settings = Settings(supervision="train", rho_start=penalty, lam_start=1.0, n_cells=config.n_traced)
+    problem = join([supervise(client, settings) for client in study.data.clients])
+    scale = feature_scale(problem.full.A.diagonal(dim1=-2, dim2=-1)[0].sum(0), len(study.data))
+    loss = problem.scaled(scale).full
+    own = start_own(settings, loss, loss)
+    thetas = theta_of_cells(start_common(settings, study.data.n_features), own, config.n_traced)
+    state = zero_state(1, len(study.data), study.data.n_features)
+    values = []
+    for theta, (after, w) in zip(
+        thetas, unroll(loss, thetas, state, torch.zeros(1, study.data.n_features, dtype=torch.float64)), strict=True
+    ):
+        alpha = alpha_step(after.alpha, after.v, after.z, w, theta.theta)
+        values.append(float(augmented_lagrangian(loss, after._replace(alpha=alpha), w, theta)))
+    rises = [b - a for a, b in pairwise(values)]
+    empty = Outcome(torch.empty(0), torch.empty(0))
+    rows = rows_of(task, empty, 0.0, {"cells at which it rises": float(sum(rise > 0 for rise in rises))})
+    return Done(rows, Detail(**task._asdict(), series={"lagrangian": values}))

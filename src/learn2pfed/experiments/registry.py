@@ -1,0 +1,90 @@
+"""Every experiment by name, and the runner that does its tasks on all cores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from learn2pfed.errors import Learn2pFedError, sentence
+from learn2pfed.experiments.ablation import AblationExperiment
+from learn2pfed.experiments.base import Config, Done, Experiment, Task
+from learn2pfed.experiments.layers import LayersExperiment
+from learn2pfed.experiments.polynomial import PolynomialExperiment, QualityExperiment
+
+EXPERIMENTS: dict[str, Experiment] = {
+    experiment.name: experiment
+    for experiment in (PolynomialExperiment(), AblationExperiment(), LayersExperiment(), QualityExperiment())
+}
+
+
+def find(name: str) -> Experiment:
+    """The experiment of that name."""
+    if name not in EXPERIMENTS:
+        raise Learn2pFedError(f"There is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}.")
+    return EXPERIMENTS[name]
+
+
+def configure(experiment: Experiment, preset: str, changes: dict[str, Any]) -> Config:
+    """A preset with changes; nested names are dotted, as in `learn2pfed.n_cells`."""
+    if preset not in experiment.presets:
+        raise Learn2pFedError(f"{experiment.name} has no preset {preset!r}; there are {', '.join(experiment.presets)}.")
+    try:
+        chosen = experiment.config_class.model_validate(experiment.presets[preset]).model_dump()
+        for name, value in changes.items():
+            _set(chosen, name, value)
+        return experiment.config_class.model_validate(chosen)
+    except ValidationError as error:
+        raise Learn2pFedError(sentence(error)) from error
+
+
+def _set(tree: dict[str, Any], name: str, value: Any) -> None:
+    *path, last = name.split(".")
+    for part in path:
+        if not isinstance(tree.get(part), dict):
+            raise Learn2pFedError(f"There is no setting {name!r}; there are {', '.join(flat_names(tree))}.")
+        tree = tree[part]
+    if last not in tree:
+        raise Learn2pFedError(f"There is no setting {name!r}; there are {', '.join(flat_names(tree))}.")
+    is_list = isinstance(tree[last], (list, tuple))
+    if is_list and isinstance(value, str):
+        value = [part.strip() for part in value.split(",")]
+    tree[last] = [value] if is_list and not isinstance(value, list) else value
+
+
+def flat_names(tree: dict[str, Any]) -> list[str]:
+    """The names that can be set; a group of settings is shown with a trailing dot."""
+    return [f"{name}." if isinstance(value, dict) else name for name, value in tree.items()]
+
+
+def work(name: str, config: dict[str, Any], task: Task) -> Done:
+    """One task, in a process of its own."""
+    experiment = find(name)
+    return experiment.run(experiment.config_class.model_validate(config), task)
+
+
+def run_all(experiment: Experiment, config: Config, tasks: list[Task], n_jobs: int) -> Iterator[tuple[Task, Done]]:
+    """Do the tasks on `n_jobs` processes of one thread each and yield each as it ends."""
+    arguments = config.model_dump()
+    if n_jobs == 1:
+        torch.set_num_threads(1)
+        for task in tasks:
+            yield task, work(experiment.name, arguments, task)
+        return
+    pool = ProcessPoolExecutor(
+        n_jobs, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+    )
+    try:
+        waiting: dict[Future[Done], Task] = {
+            pool.submit(work, experiment.name, arguments, task): task for task in tasks
+        }
+        while waiting:
+            ended, _ = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in sorted(ended, key=lambda future: tasks.index(waiting[future])):
+                yield waiting.pop(future), future.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

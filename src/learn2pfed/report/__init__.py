@@ -1,0 +1,1 @@
+"""Tables, figures and one page, made from records on disk alone."""

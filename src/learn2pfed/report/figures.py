@@ -1,0 +1,308 @@
+"""Figures described once and drawn twice: by matplotlib (SVG, PNG) and by plotly (hover, zoom)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import Any, Literal
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Canvas
+
+from learn2pfed.data.polynomial import BASE, FEATURES
+from learn2pfed.results.records import Detail, Details, Results
+
+COLOURS = ("#3969ac", "#e68310", "#11a579", "#7f3c8d", "#cf1c90", "#80ba5a", "#a5aa99", "#f2b701")
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve, cloud or set of bars."""
+
+    name: str
+    x: Sequence[float] | Sequence[str]
+    y: Sequence[float]
+    kind: Literal["line", "dots", "bars"] = "line"
+    colour: str = COLOURS[0]
+    dashed: bool = False
+    legend: bool = True
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes."""
+
+    title: str
+    series: tuple[Series, ...]
+    x_label: str = ""
+    y_label: str = ""
+    log_y: bool = False
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Panels side by side, with a sentence that says what to see."""
+
+    name: str
+    title: str
+    caption: str
+    panels: tuple[Panel, ...]
+    n_columns: int = 3
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of panels."""
+        return -(-len(self.panels) // self.n_columns)
+
+
+def draw_files(figure: Figure) -> dict[str, bytes]:
+    """The figure as SVG and PNG."""
+    canvas = Canvas(
+        figsize=(4.2 * min(figure.n_columns, len(figure.panels)), 3.1 * figure.n_rows), layout="constrained"
+    )
+    FigureCanvasAgg(canvas)
+    grid = canvas.subplots(figure.n_rows, min(figure.n_columns, len(figure.panels)), squeeze=False)
+    for axes in grid.flat[len(figure.panels) :]:
+        axes.set_axis_off()
+    shown: dict[str, Any] = {}
+    for panel, axes in zip(figure.panels, grid.flat, strict=False):
+        shown |= _draw_panel(panel, axes)
+    if len(shown) > 1:
+        canvas.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=min(6, len(shown)), fontsize=8)
+    canvas.suptitle(figure.title, fontsize=11)
+    files = {}
+    for kind in ("svg", "png"):
+        buffer = BytesIO()
+        canvas.savefig(buffer, format=kind, dpi=130, metadata={"Date": None} if kind == "svg" else None)
+        files[f"{figure.name}.{kind}"] = buffer.getvalue()
+    return files
+
+
+def _draw_panel(panel: Panel, axes: Any) -> dict[str, Any]:
+    """Draw one panel; returns what belongs in the legend."""
+    bars = [series for series in panel.series if series.kind == "bars"]
+    handles = {}
+    for series in panel.series:
+        if series.kind == "bars":
+            width = 0.8 / len(bars)
+            at = np.arange(len(series.x)) + (bars.index(series) - (len(bars) - 1) / 2) * width
+            handle: Any = axes.bar(at, series.y, width, color=series.colour)
+            axes.set_xticks(np.arange(len(series.x)), series.x)
+        elif series.kind == "dots":
+            (handle,) = axes.plot(series.x, series.y, ".", color=series.colour, alpha=0.35, markersize=3)
+        else:
+            (handle,) = axes.plot(
+                series.x, series.y, "--" if series.dashed else "-", color=series.colour, linewidth=1.3
+            )
+        if series.legend:
+            handles[series.name] = handle
+    if panel.log_y:
+        axes.set_yscale("log")
+    axes.set_title(panel.title, fontsize=9)
+    axes.set_xlabel(panel.x_label, fontsize=8)
+    axes.set_ylabel(panel.y_label, fontsize=8)
+    axes.tick_params(labelsize=7)
+    axes.grid(alpha=0.25)
+    return handles
+
+
+def draw_interactive(figure: Figure) -> str:
+    """The figure as an HTML fragment that needs plotly's script on the page."""
+    from plotly.graph_objects import Bar, Scatter
+    from plotly.io import to_html
+    from plotly.subplots import make_subplots
+
+    columns = min(figure.n_columns, len(figure.panels))
+    page = make_subplots(rows=figure.n_rows, cols=columns, subplot_titles=[panel.title for panel in figure.panels])
+    named: set[str] = set()
+    for place, panel in enumerate(figure.panels):
+        at = {"row": place // columns + 1, "col": place % columns + 1}
+        for series in panel.series:
+            common = {
+                "x": list(series.x),
+                "y": list(series.y),
+                "name": series.name,
+                "legendgroup": series.name,
+                "showlegend": series.legend and series.name not in named,
+            }
+            named |= {series.name} if series.legend else set()
+            if series.kind == "bars":
+                page.add_trace(Bar(**common, marker_color=series.colour), **at)
+            elif series.kind == "dots":
+                marker = {"color": series.colour, "size": 4, "opacity": 0.35}
+                page.add_trace(Scatter(**common, mode="markers", marker=marker), **at)
+            else:
+                line = {"color": series.colour, "dash": "dash" if series.dashed else "solid", "width": 2}
+                page.add_trace(Scatter(**common, mode="lines", line=line), **at)
+        page.update_xaxes(title_text=panel.x_label, **at)
+        page.update_yaxes(title_text=panel.y_label, type="log" if panel.log_y else None, **at)
+    page.update_layout(
+        height=60 + 300 * figure.n_rows,
+        template="plotly_white",
+        margin={"l": 50, "r": 20, "t": 40, "b": 40},
+        legend={"orientation": "h", "y": -0.12 / figure.n_rows - 0.06},
+        font={"size": 12},
+    )
+    html: str = to_html(
+        page, full_html=False, include_plotlyjs=False, config={"displaylogo": False, "responsive": True}
+    )
+    return html
+
+
+# ---------------------------------------------------------------- what the experiments show
+
+
+def figures(results: Results, details: Details) -> list[Figure]:
+    """All figures that the records allow."""
+    makers = MAKERS.get(results.experiment, ())
+    made = [maker(results, details.details) for maker in makers]
+    return [figure for figure in made if figure is not None]
+
+
+def _find(details: Sequence[Detail], algorithm: str, setting: str, key: str) -> Detail | None:
+    """The first trial's detail that has `key`."""
+    fitting = [d for d in details if (d.algorithm, d.setting) == (algorithm, setting) and key in d.series]
+    return min(fitting, key=lambda detail: detail.seed, default=None)
+
+
+def _settings(details: Sequence[Detail]) -> list[str]:
+    return sorted({detail.setting for detail in details})
+
+
+def lambda_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
+    """fig. Λ: the start and the learned diagonal of Λ_i, five clients, by recipe."""
+    panels = []
+    for setting in _settings(details):
+        for algorithm in ("Learn2pFed (paper)", "Learn2pFed"):
+            detail = _find(details, algorithm, setting, "lam")
+            if detail is None:
+                continue
+            lam = np.array(detail.series["lam"])
+            start = detail.series.get("lam_start")
+            series = [] if start is None else [Series("start", FEATURES, start, "bars", "#bbbbbb")]
+            alike = bool(np.allclose(lam, lam[0], rtol=1e-6))
+            series += [
+                Series("all clients" if alike else f"client {i + 1}", FEATURES, row.tolist(), "bars", COLOURS[i])
+                for i, row in enumerate(lam[: 1 if alike else 5])
+            ]
+            panels.append(
+                Panel(f"setting {setting} · {algorithm}", tuple(series), "coefficient of", "Λ (log scale)", log_y=True)
+            )
+    caption = (
+        "A small Λ means that a coefficient is the client's own, a large one that it follows the others. In setting 1 "
+        "only x³ differs between clients. Supervised by held-out rows Λ finds that; supervised by the training loss it "
+        "moves little from where it started."
+    )
+    return Figure("lambda", "Learned Λ against its start", caption, tuple(panels), 2) if panels else None
+
+
+def fits_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
+    """Curves over the data."""
+    panels = []
+    for setting in _settings(details):
+        ours = _find(details, "Learn2pFed", setting, "rows")
+        local = _find(details, "Local-Only", setting, "rows")
+        if ours is None or local is None:
+            continue
+        series: list[Series] = []
+        for i, rows in enumerate(ours.series["rows"]):
+            x = np.array(rows["x"])
+            grid = np.linspace(x.min(), x.max(), 60)
+            powers = np.vander(grid, len(BASE), increasing=True)
+            first = i == 0
+            series.append(Series("data", rows["x"], rows["y"], "dots", "#999999", legend=first))
+            for name, models, colour, dashed in (
+                ("truth", ours.series["truth"], "#222222", True),
+                ("Local-Only", local.series["models"], COLOURS[1], False),
+                ("Learn2pFed", ours.series["models"], COLOURS[0], False),
+            ):
+                curve = (powers @ np.array(models[i])).tolist()
+                series.append(Series(name, grid.tolist(), curve, "line", colour, dashed, first))
+        panels.append(Panel(f"setting {setting}", tuple(series), "x", "y"))
+    caption = "Each client sees its own stretch of x. Zoom in to see where the fits part from the truth."
+    return Figure("fits", "Fits over the data, first trial", caption, tuple(panels)) if panels else None
+
+
+def history_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
+    """The outer objective by epoch."""
+    panels = []
+    for algorithm in ("Learn2pFed (paper)", "Learn2pFed"):
+        series = []
+        for place, setting in enumerate(_settings(details)):
+            detail = _find(details, algorithm, setting, "history")
+            if detail is not None:
+                history = detail.series["history"]
+                epochs = list(range(1, len(history) + 1))
+                series.append(Series(f"setting {setting}", epochs, history, "line", COLOURS[place % len(COLOURS)]))
+        if series:
+            log = all(min(s.y) > 0 for s in series)
+            panels.append(Panel(algorithm, tuple(series), "epoch", "outer objective", log_y=log))
+    caption = (
+        "What supervises Θ, by epoch: the sum of training losses (the paper), and ½ n log of the held-out error (ours)."
+    )
+    return Figure("learning", "Learning Θ", caption, tuple(panels), 2) if panels else None
+
+
+def depth_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
+    """Supplement fig. 7: the outer objective by epoch for each number of cells."""
+    panels = []
+    for recipe in ("as in the paper", "crossval"):
+        for setting in _settings(details):
+            chosen = [
+                d for d in details if d.setting == setting and d.algorithm.endswith(recipe) and "history" in d.series
+            ]
+            series = tuple(
+                Series(
+                    d.algorithm.partition(",")[0],
+                    list(range(1, len(d.series["history"]) + 1)),
+                    d.series["history"],
+                    "line",
+                    COLOURS[place % len(COLOURS)],
+                )
+                for place, d in enumerate(chosen)
+            )
+            if series:
+                log = all(min(s.y) > 0 for s in series)
+                panels.append(Panel(f"{recipe} · setting {setting}", series, "epoch", "outer objective", log_y=log))
+    caption = (
+        "With a redrawn start (the paper) the depth of the network limits what it can reach; with a warm start every "
+        "epoch goes on where the last ended, so that fewer cells only take more epochs."
+    )
+    return Figure("layers", "Convergence by the number of cells L", caption, tuple(panels)) if panels else None
+
+
+def lagrangian_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
+    """Theorem 1."""
+    panels = []
+    for setting in _settings(details):
+        chosen = [d for d in details if d.setting == setting and "lagrangian" in d.series]
+        series = tuple(
+            Series(
+                d.algorithm.partition(", ")[2],
+                list(range(1, len(d.series["lagrangian"]) + 1)),
+                d.series["lagrangian"],
+                "line",
+                COLOURS[place % len(COLOURS)],
+            )
+            for place, d in enumerate(chosen)
+        )
+        if series:
+            panels.append(Panel(f"setting {setting}", series, "cell", "augmented Lagrangian", log_y=True))
+    caption = (
+        "Θ fixed; ρ in units of a client's mean curvature. From ρ = 1 on it falls at every cell, as Theorem 1 says for "
+        "ρ large enough; with a small ρ it rises first, and yet the cells reach the solution sooner: the theorem's "
+        "condition is sufficient, not necessary."
+    )
+    return Figure("lagrangian", "The augmented Lagrangian along cells", caption, tuple(panels)) if panels else None
+
+
+Maker = Callable[[Results, Sequence[Detail]], Figure | None]
+
+MAKERS: dict[str, tuple[Maker, ...]] = {
+    "polynomial": (lambda_figure, fits_figure, history_figure),
+    "quality": (lambda_figure,),
+    "layers": (depth_figure, lagrangian_figure),
+}

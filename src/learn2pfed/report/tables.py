@@ -1,0 +1,140 @@
+"""Rows into tables: mean ± standard deviation over seeds, for the terminal, Markdown and the page."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from learn2pfed.experiments.base import Column
+from learn2pfed.experiments.registry import find
+from learn2pfed.results.records import Results, Row
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of finished text."""
+
+    title: str
+    head: tuple[str, ...]
+    body: tuple[tuple[str, ...], ...]
+
+    def markdown(self) -> str:
+        """GitHub's form."""
+        lines = [
+            "| " + " | ".join(self.head) + " |",
+            "|" + "|".join([" --- "] + [" ---: "] * (len(self.head) - 1)) + "|",
+        ]
+        return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in self.body])
+
+
+def number(value: float, digits: int = 3) -> str:
+    """So many significant digits, without an exponent between 1e-8 and 1e6.
+
+    >>> number(0.00014312), number(0.0204), number(12.3456), number(5.1638e-06, 2), number(0.00012, 3)
+    ('0.000143', '0.0204', '12.3', '0.0000052', '0.000120')
+    """
+    if value == 0 or not 1e-8 <= abs(value) < 1e6:
+        return f"{value:.{digits}g}"
+    before = math.floor(math.log10(abs(value))) + 1
+    return f"{value:.{max(0, digits - before)}f}"
+
+
+def mean_std(values: Sequence[float]) -> str:
+    """`mean ± std`; the std is the sample's, left out for one value."""
+    mean = number(statistics.fmean(values))
+    return mean if len(values) < 2 else f"{mean} ± {number(statistics.stdev(values), 2)}"
+
+
+def values_of(rows: Sequence[Row], algorithm: str, column: Column) -> list[float]:
+    """The values of one entry of the table, by seed."""
+    chosen = [r for r in rows if (r.algorithm, r.setting, r.metric) == (algorithm, column.setting, column.metric)]
+    return [row.value for row in sorted(chosen, key=lambda row: row.seed)]
+
+
+def order(results: Results) -> list[str]:
+    """Algorithms in the order of the experiment's table."""
+    return sorted(dict.fromkeys(row.algorithm for row in results.rows), key=find(results.experiment).rank)
+
+
+def metric_table(results: Results, metric: str) -> Table:
+    """Every method by setting, one metric."""
+    rows = results.rows
+    columns = [column for column in find(results.experiment).columns(rows) if column.metric == metric]
+    body = []
+    for algorithm in order(results):
+        entries = [values_of(rows, algorithm, column) for column in columns]
+        if any(entries):
+            body.append((algorithm, *(mean_std(entry) if entry else "" for entry in entries)))
+    title = f"{find(results.experiment).title}: {metric}"
+    return Table(title, (metric, *(f"setting {column.setting}" for column in columns)), tuple(body))
+
+
+def cost_table(results: Results) -> Table:
+    """CPU seconds and encoded bytes of one fit, averaged."""
+    body = []
+    for algorithm in order(results):
+        own = [row for row in results.rows if row.algorithm == algorithm]
+        cost = [statistics.fmean(getattr(row, name) for row in own) for name in ("seconds", "bytes_up", "bytes_down")]
+        body.append((algorithm, f"{cost[0]:.2f}", *map(megabytes, cost[1:])))
+    return Table("Cost of a fit", ("", "CPU seconds", "sent by clients", "sent to clients"), tuple(body))
+
+
+def megabytes(count: float) -> str:
+    """Bytes for people.
+
+    >>> megabytes(0), megabytes(1_500_000)
+    ('0', '1.5 MB')
+    """
+    return "0" if count == 0 else f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
+
+
+def tables(results: Results) -> list[Table]:
+    """All tables of the experiment."""
+    if not results.rows:
+        return []
+    metrics = dict.fromkeys(column.metric for column in find(results.experiment).columns(results.rows))
+    extra = EXTRA.get(results.experiment)
+    return [
+        *([extra(results)] if extra else []),
+        *(metric_table(results, metric) for metric in metrics),
+        cost_table(results),
+    ]
+
+
+def quality_table(results: Results) -> Table:
+    """By setting: MSE of Learn2pFed against REML and against the exact inner solution, seed by seed."""
+    rows, ours = results.rows, "Learn2pFed"
+    body = []
+    for setting in sorted({row.setting for row in rows}):
+        column = Column(setting, "MSE")
+        mse = {name: values_of(rows, name, column) for name in order(results)}
+        beaten = [name for name in mse if statistics.fmean(mse[ours]) < statistics.fmean(mse[name])]
+        body.append(
+            (
+                setting,
+                str(len(mse[ours])),
+                median_ratio(mse[ours], mse["REML (limit)"]),
+                median_ratio(mse[ours], mse["Learn2pFed (exact inner)"]),
+                f"{statistics.fmean(mse[ours]) / statistics.fmean(mse['Learn2pFed (exact inner)']):.3f}",
+                ", ".join(name for name in beaten if name in ("Local-Only", "One global model", "Learn2pFed (paper)")),
+            )
+        )
+    head = (
+        "setting",
+        "seeds",
+        "MSE / REML, median",
+        "MSE / exact inner, median",
+        "mean MSE / exact inner's",
+        "lower mean MSE than",
+    )
+    return Table("Against the limits", head, tuple(body))
+
+
+def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    """The median over seeds of the ratio."""
+    return f"{statistics.median(a / b for a, b in zip(ours, theirs, strict=True)):.3f}"
+
+
+EXTRA = {"quality": quality_table}

@@ -1,0 +1,59 @@
+"""What a run records: flat rows that any tool can read, and the curves behind its figures."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Row(BaseModel):
+    """One number: which method on which data gave which error, at what cost."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+    setting: str
+    algorithm: str
+    seed: int
+    metric: str
+    value: float
+    seconds: float = Field(description="CPU time of fitting")
+    bytes_up: int
+    bytes_down: int
+
+
+class Detail(BaseModel):
+    """What a figure needs of one fit: named arrays as lists."""
+
+    setting: str
+    algorithm: str
+    seed: int
+    series: dict[str, Any]
+
+
+class Results(BaseModel):
+    """`results.json`."""
+
+    experiment: str
+    preset: str
+    versions: dict[str, str]
+    config: dict[str, Any]
+    rows: list[Row] = []
+
+    def done(self) -> set[tuple[str, str, int]]:
+        """(setting, algorithm, seed) that are finished."""
+        return {(row.setting, row.algorithm, row.seed) for row in self.rows}
+
+
+class Details(BaseModel):
+    """`details.json`."""
+
+    details: list[Detail] = []
+
+
+def versions() -> dict[str, str]:
+    """Python and the packages that decide the numbers."""
+    names = ("learn2pfed", "torch", "numpy", "scipy")
+    return {"python": platform.python_version()} | {name: version(name) for name in names}

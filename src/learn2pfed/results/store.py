@@ -1,0 +1,140 @@
+"""A run folder: config.toml, results.json, details.json, figures/, report.html. Files appear whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from learn2pfed.errors import Learn2pFedError
+from learn2pfed.results.records import Detail, Details, Results, Row
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write beside the target and rename, so that no reader ever sees half a file."""
+    data = content.encode() if isinstance(content, str) else content
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise Learn2pFedError(
+            f"{path} can't be written ({error.strerror}): choose another folder with --out."
+        ) from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except OSError as error:
+        Path(name).unlink(missing_ok=True)
+        raise Learn2pFedError(
+            f"{path} can't be written ({error.strerror}): choose another folder with --out."
+        ) from error
+
+
+def read_results(path: Path) -> Results:
+    """A `results.json`, from the file or from the folder that holds it."""
+    file = path / "results.json" if path.is_dir() else path
+    try:
+        return Results.model_validate_json(file.read_text())
+    except OSError as error:
+        raise Learn2pFedError(
+            f"{file} can't be read ({error.strerror}): give a run folder or a results file."
+        ) from error
+    except (ValidationError, UnicodeDecodeError) as error:
+        raise Learn2pFedError(f"{file} is not a results file of learn2pfed: run the experiment again.") from error
+
+
+def read_details(path: Path) -> Details:
+    """The curves beside a results file (`details.json`, or NAME.details.json); none if there is no such file."""
+    file = path / "details.json" if path.is_dir() else path.with_name(f"{path.stem}.details.json")
+    if not file.exists():
+        return Details()
+    try:
+        return Details.model_validate_json(file.read_text())
+    except (ValidationError, UnicodeDecodeError) as error:
+        raise Learn2pFedError(f"{file} is damaged: run the experiment again.") from error
+
+
+class RunFolder:
+    """Where one run lives; every finished fit is on disk at once, so that an interrupted run can go on."""
+
+    def __init__(self, path: Path, results: Results, details: Details) -> None:
+        self.path = path
+        self.results = results
+        self.details = details
+
+    @classmethod
+    def open(cls, path: Path, fresh: Results, *, resume: bool) -> RunFolder:
+        """A new folder, or an old one of the same configuration to go on with."""
+        if not (path / "results.json").exists():
+            folder = cls(path, fresh, Details())
+            folder._write("config.toml", to_toml(fresh.config))
+            folder.save()
+            return folder
+        if not resume:
+            raise Learn2pFedError(f"{path} already holds a run: add --resume to go on, or choose another --out.")
+        old = read_results(path)
+        if (old.experiment, old.preset, old.config) != (fresh.experiment, fresh.preset, fresh.config):
+            raise Learn2pFedError(
+                f"{path} holds a run of {old.experiment!r} with other settings: repeat those or choose another --out."
+            )
+        return cls(path, old, read_details(path))
+
+    def add(self, rows: list[Row], detail: Detail | None) -> None:
+        """Keep one fit."""
+        self.results.rows.extend(rows)
+        if detail is not None:
+            self.details.details.append(detail)
+        self.save()
+
+    def discard_if_empty(self) -> None:
+        """Leave nothing behind where nothing was measured."""
+        if not self.results.rows:
+            for name in ("config.toml", "details.json", "results.json"):
+                (self.path / name).unlink(missing_ok=True)
+            if not any(self.path.iterdir()):
+                self.path.rmdir()
+
+    def save(self) -> None:
+        """Write both files, whole."""
+        self._write("details.json", _json(self.details.model_dump()))
+        self._write("results.json", _json(self.results.model_dump()))
+
+    def _write(self, name: str, content: str) -> None:
+        write_whole(self.path / name, content)
+
+
+def _json(content: dict[str, Any]) -> str:
+    """One row a line, so that differences between runs can be read."""
+    lists = [name for name, value in content.items() if isinstance(value, list)]
+    head = json.dumps({name: value for name, value in content.items() if name not in lists}, indent=1)[:-2]
+    parts = [head] if len(head) > 1 else []
+    for name in lists:
+        rows = ",\n  ".join(json.dumps(row, allow_nan=False) for row in content[name])
+        parts.append(f' "{name}": [\n  {rows}\n ]')
+    return ("{\n" if not head.strip("{") else "") + ",\n".join(parts) + "\n}\n"
+
+
+def to_toml(config: dict[str, Any], prefix: str = "") -> str:
+    """A configuration as TOML: scalars and lists first, then tables. None is left out.
+
+    >>> print(to_toml({"a": 1, "b": {"c": [1.5, "x"], "d": None}}), end="")
+    a = 1
+    <BLANKLINE>
+    [b]
+    c = [1.5, "x"]
+    """
+    lines = [
+        f"{name} = {json.dumps(value, ensure_ascii=False)}"
+        for name, value in config.items()
+        if value is not None and not isinstance(value, dict)
+    ]
+    for name, value in config.items():
+        if isinstance(value, dict):
+            lines += ["", f"[{prefix}{name}]", to_toml(value, f"{prefix}{name}.").rstrip("\n")]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,1 @@
+"""The paper: the cell (four equations), Θ, L cells, supervision, learning, and the limit of many cells."""

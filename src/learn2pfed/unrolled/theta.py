@@ -1,0 +1,127 @@
+"""Θ, what is learned: six groups, positive by construction, common to all clients or each client's own.
+
+Each group is exp(common + own): `common` is held by the server and sent to all, `own` never leaves its client. Fixed
+groups have the same form and are never moved.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim.adam import adam
+
+from learn2pfed.unrolled.cell import Theta
+from learn2pfed.unrolled.losses import SquaredLoss
+from learn2pfed.unrolled.settings import GROUPS, GroupName, Settings
+
+Raw = dict[GroupName, Tensor]
+"""Logarithms of Θ's groups: (M, C, k) for Λ and (M, C, 1) for the rest; C is 1 (tied) or L."""
+
+
+def learned_by_server(settings: Settings) -> tuple[GroupName, ...]:
+    """Groups whose common part moves."""
+    return ("lam",) if "lam" in settings.learn and settings.sharing != "per-client" else ()
+
+
+def learned_by_client(settings: Settings) -> tuple[GroupName, ...]:
+    """Groups whose own part moves."""
+    return tuple(name for name in settings.learn if name != "lam" or settings.sharing != "common")
+
+
+def start_common(settings: Settings, n_features: int) -> Tensor:
+    """log Λ that all clients start from, shape (C, k)."""
+    start = torch.full((1, n_features), settings.lam_start, dtype=torch.float64)
+    if settings.lam_random:
+        start = start * torch.from_numpy(np.random.default_rng([settings.seed, 1]).uniform(0, 1, n_features))
+    return start.log().expand(1 if settings.tied else settings.n_cells, -1).clone()
+
+
+def start_own(settings: Settings, train: SquaredLoss, full: SquaredLoss) -> Raw:
+    """The clients' own part at the start; Λ's is 0, a deviation from the common one."""
+    n_clients, n_features = train.b.shape[-2:]
+    rho = torch.full((n_clients,), settings.rho_start, dtype=train.A.dtype)
+    if settings.rho_relative:
+        size = train.A.diagonal(dim1=-2, dim2=-1).mean((0, -1))
+        whole = full.A.diagonal(dim1=-2, dim2=-1).mean((0, -1))
+        rho = rho * torch.where(size > 0, size, whole)
+    theta = rho if settings.theta_start is None else torch.full_like(rho, settings.theta_start)
+    p = torch.ones_like(rho) if settings.p_start == "equal" else full.n[0]
+    values: dict[GroupName, Tensor] = {"p": p, "rho": rho, "eta": rho, "gamma": rho, "theta": theta}
+    n_copies = 1 if settings.tied else settings.n_cells
+    own: Raw = {name: value.log()[:, None, None].repeat(1, n_copies, 1) for name, value in values.items()}
+    own["lam"] = torch.zeros(n_clients, n_copies, n_features, dtype=train.A.dtype)
+    return own
+
+
+def theta_of_cells(common: Tensor, own: Raw, n_cells: int) -> list[Theta]:
+    """Θ of cell 1 .. L. Tied cells share the very tensors, so that their gradients add up."""
+    values = {name: (own[name] + common if name == "lam" else own[name]).exp() for name in GROUPS}
+    n_copies = common.shape[0]
+    copies = [Theta(**{name: value[:, copy] for name, value in values.items()}) for copy in range(n_copies)]
+    return copies * n_cells if n_copies == 1 else copies
+
+
+def penalty_gradients(settings: Settings, common: Tensor, own: Raw) -> tuple[Tensor, Tensor]:
+    """Gradients of the weak prior  Σ (log Λ)² / (2 spread²)  for the common part and for the own part of Λ."""
+    if settings.lam_spread is None:
+        return torch.zeros_like(common), torch.zeros_like(own["lam"])
+    weight = settings.lam_spread**-2
+    if settings.sharing == "per-client":
+        return torch.zeros_like(common), weight * (own["lam"] + common)
+    return weight * common, own["lam"] / settings.deviation_spread**2
+
+
+class Moments(NamedTuple):
+    """Adam's memory for a set of tensors."""
+
+    first: list[Tensor]
+    second: list[Tensor]
+    steps: list[Tensor]
+
+    @classmethod
+    def zeros(cls, tensors: list[Tensor]) -> Moments:
+        """Before the first step."""
+        zeros = [torch.zeros_like(tensor) for tensor in tensors]
+        return cls(zeros, [zero.clone() for zero in zeros], [torch.tensor(0.0) for _ in tensors])
+
+
+def adam_step(
+    settings: Settings, epoch: int, tensors: list[Tensor], gradients: list[Tensor], moments: Moments
+) -> tuple[list[Tensor], Moments]:
+    """One step of Adam that changes nothing in place: new tensors, new memory. None while warming up."""
+    rate = settings.rate(epoch)
+    if rate == 0.0 or not tensors:
+        return tensors, moments
+    moved = [tensor.clone() for tensor in tensors]
+    memory = Moments(*([tensor.clone() for tensor in part] for part in moments))
+    adam(
+        moved,
+        gradients,
+        memory.first,
+        memory.second,
+        [],
+        memory.steps,
+        amsgrad=False,
+        beta1=settings.beta1,
+        beta2=settings.beta2,
+        lr=rate,
+        weight_decay=0.0,
+        eps=1e-12,
+        maximize=False,
+    )
+    return moved, memory
+
+
+class Effective(NamedTuple):
+    """What the cells converge to: at a fixed point they solve P_f with this Λ and these weights."""
+
+    lam: Tensor  # ρ_i Λ_i / η_i, (M, k)
+    p: Tensor  # p_i γ_i / ρ_i, (M, 1)
+
+
+def effective(theta: Theta) -> Effective:
+    """At a fixed point α_i = -Λ_i z_i/η_i and A_i v_i - b_i = ρ_i α_i, so ρ/η rescales Λ and γ/ρ rescales p."""
+    return Effective(theta.rho * theta.lam / theta.eta, theta.p * theta.gamma / theta.rho)

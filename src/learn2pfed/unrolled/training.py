@@ -1,0 +1,180 @@
+"""Learning Θ by gradients through the cells, all clients at once in one autograd graph (squared loss).
+
+The same steps as a conversation of messages: algorithms/learn2pfed.py. A test holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from learn2pfed.unrolled.cell import State, Theta
+from learn2pfed.unrolled.network import (
+    check_finite,
+    drawn_state,
+    drawn_w,
+    forward,
+    settled,
+    zero_state,
+)
+from learn2pfed.unrolled.settings import GroupName, Settings
+from learn2pfed.unrolled.supervision import Supervised, outer_objective
+from learn2pfed.unrolled.theta import (
+    Moments,
+    Raw,
+    adam_step,
+    effective,
+    learned_by_client,
+    learned_by_server,
+    penalty_gradients,
+    start_common,
+    start_own,
+    theta_of_cells,
+)
+
+Progress = Callable[[int, float], None]
+"""Called after every epoch with its number (from 1) and the outer objective."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What learning gives, in the units of the (scaled) problem."""
+
+    v: Tensor  # (M, k) personal models
+    w: Tensor  # (k,) the global model
+    common: Tensor  # (C, k) log of the common Λ
+    own: Raw
+    thetas: list[Theta]
+    history: list[float]  # outer objective by epoch
+    n_refit_cells: int
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Of the outer objective: by server-held and client-held logs, and the adjoint of the start state."""
+
+    common: Tensor | None
+    own: dict[GroupName, Tensor]
+    start: tuple[Tensor, ...]  # of α⁰, v⁰, z⁰, w⁰; empty unless carried
+
+
+def pass_and_gradient(
+    problem: Supervised,
+    settings: Settings,
+    common: Tensor,
+    own: Raw,
+    state: State,
+    w: Tensor,
+    carried: tuple[Tensor, ...],
+) -> tuple[State, Tensor, Tensor, Tensor, Gradients]:
+    """L cells forward and the gradient of the outer objective back through them.
+
+    `carried` is the adjoint of (α⁰, v⁰, z⁰, w⁰) of the last epoch. With a warm start that epoch ended where this one
+    starts, so adding it at the end makes the gradient that of infinitely many cells once Θ settles, at the cost of L.
+
+    Returns the last state, the last w, ΣF, the objective and the gradients.
+    """
+    by_server, by_client = learned_by_server(settings), learned_by_client(settings)
+    common = common.detach().requires_grad_(bool(by_server))
+    own = {name: raw.detach().requires_grad_(name in by_client) for name, raw in own.items()}
+    leaves = ([common] if by_server else []) + [own[name] for name in by_client]
+    start: tuple[Tensor, ...] = ()
+    if carried:
+        start = tuple(part.detach().requires_grad_() for part in (*state, w))
+        state, w = State(*start[:3]), start[3]
+    thetas = theta_of_cells(common, own, settings.n_cells)
+    state, w = forward(problem.train, thetas, state, w, detach=settings.gradient == "local")
+    total = problem.judge.value(state.v).sum()
+    objective = outer_objective(settings, total, problem.n_judged, problem.n_rows)
+    found: list[Tensor] = []
+    if leaves:
+        ends = tuple(end for end in (*state, w) if end.requires_grad) if carried else ()
+        given = torch.autograd.grad(
+            (objective, *ends),
+            (*leaves, *start),
+            (torch.ones_like(objective), *carried[: len(ends)]),
+            allow_unused=True,
+        )
+        found = [
+            torch.zeros_like(at) if slope is None else slope for slope, at in zip(given, (*leaves, *start), strict=True)
+        ]
+    n_server = len(by_server)
+    gradients = Gradients(
+        found[0] if by_server else None,
+        dict(zip(by_client, found[n_server : n_server + len(by_client)], strict=True)),
+        tuple(found[n_server + len(by_client) :]),
+    )
+    return (
+        State(*(part.detach() for part in state)),
+        w.detach(),
+        total.detach(),
+        objective.detach(),
+        gradients,
+    )
+
+
+def learn(problem: Supervised, settings: Settings, progress: Progress | None = None) -> Learned:
+    """E epochs of eq. (13), then the final models on all training data."""
+    n_splits, n_clients, n_features = problem.train.b.shape
+    common = start_common(settings, n_features)
+    own = start_own(settings, problem.train, problem.full)
+    by_client = learned_by_client(settings)
+    server_memory = Moments.zeros([common])
+    client_memory = Moments.zeros([own[name] for name in by_client])
+    state = zero_state(n_splits, n_clients, n_features)
+    w = torch.zeros(n_splits, n_features, dtype=torch.float64)
+    carried: tuple[Tensor, ...] = tuple(map(torch.zeros_like, (*state, w))) if settings.carries_adjoint else ()
+    zero_total = float(problem.judge.c.sum()) / 2
+    history = []
+    for epoch in range(settings.n_epochs):
+        if settings.start == "redrawn":
+            w = drawn_w(settings, epoch, n_splits, n_features)
+            state = drawn_state(settings, epoch, range(n_clients), w)
+        state, w, total, objective, gradients = pass_and_gradient(problem, settings, common, own, state, w, carried)
+        check_finite(epoch, float(total), zero_total)
+        carried = gradients.start
+        prior_common, prior_own = penalty_gradients(settings, common, own)
+        if gradients.common is not None:
+            (common,), server_memory = adam_step(
+                settings, epoch, [common], [gradients.common + prior_common], server_memory
+            )
+        slopes = [gradients.own[name] + (prior_own if name == "lam" else 0.0) for name in by_client]
+        moved, client_memory = adam_step(settings, epoch, [own[name] for name in by_client], slopes, client_memory)
+        own = own | dict(zip(by_client, moved, strict=True))
+        history.append(float(objective))
+        if progress is not None:
+            progress(epoch + 1, history[-1])
+    thetas = theta_of_cells(common, own, settings.n_cells)
+    state, w, n_refit_cells = refit(problem, settings, thetas, state, w)
+    return Learned(state.v[0], w[0], common, own, thetas, history, n_refit_cells)
+
+
+def refit(
+    problem: Supervised, settings: Settings, thetas: list[Theta], state: State, w: Tensor
+) -> tuple[State, Tensor, int]:
+    """The final models on all training data: passes of L cells from the mean over splits until w rests.
+
+    A redrawn start makes the network's output depend on exactly L cells, so there it is one pass, from a new draw.
+    """
+    if settings.start == "redrawn":
+        w = drawn_w(settings, settings.n_epochs, 1, w.shape[-1])
+        state = drawn_state(settings, settings.n_epochs, range(state.v.shape[1]), w)
+        return *forward(problem.full, thetas, state, w), settings.n_cells
+    state = State(*(part.mean(0, keepdim=True) for part in state))
+    w = w.mean(0, keepdim=True)
+    n_passes = max(1, settings.refit_cells // settings.n_cells)
+    for n_done in range(1, n_passes + 1):  # noqa: B007, the count is returned
+        before = w
+        state, w = forward(problem.full, thetas, state, w)
+        if settled(settings, before, w):
+            break
+    check_finite(settings.n_epochs, float(problem.full.value(state.v).sum()), float(problem.full.c.sum()) / 2)
+    return state, w, n_done * settings.n_cells
+
+
+def effective_lam(learned: Learned) -> Tensor:
+    """The Λ_i that the final models obey, (M, k), in the units of the (scaled) problem; last cell if untied."""
+    return effective(learned.thetas[-1]).lam.expand(learned.v.shape)
