@@ -21,7 +21,7 @@ from learn2pfed.experiments.base import (
     timed,
 )
 from learn2pfed.experiments.polynomial import PolynomialConfig, talk
-from learn2pfed.results.records import Detail, Row
+from learn2pfed.results.records import Detail, Row, rounded
 from learn2pfed.unrolled.cell import alpha_step, augmented_lagrangian
 from learn2pfed.unrolled.network import unroll, zero_state
 from learn2pfed.unrolled.settings import Settings
@@ -87,7 +87,7 @@ class LayersExperiment(Experiment):
         outcome, seconds = timed(lambda: talk(config, settings, study, task.seed))
         detail = None
         if task.seed == config.first_seed:
-            detail = Detail(**task._asdict(), series={"history": outcome.history})
+            detail = Detail(**task._asdict(), series={"history": rounded(outcome.history)})
         return Done(rows_of(task, outcome, seconds, curve_errors(study, outcome)), detail)
 
     def rank(self, algorithm: str) -> int:
@@ -118,4 +118,4 @@ def lagrangian(config: LayersConfig, task: Task, penalty: float) -> Done:
     rises = [b - a for a, b in pairwise(values)]
     empty = Outcome(torch.empty(0), torch.empty(0))
     rows = rows_of(task, empty, 0.0, {"cells at which it rises": float(sum(rise > 0 for rise in rises))})
-    return Done(rows, Detail(**task._asdict(), series={"lagrangian": values}))
+    return Done(rows, Detail(**task._asdict(), series={"lagrangian": rounded(values)}))

@@ -26,7 +26,7 @@ from learn2pfed.experiments.base import (
     rows_of,
     timed,
 )
-from learn2pfed.results.records import Detail, Row
+from learn2pfed.results.records import Detail, Row, rounded
 from learn2pfed.unrolled.settings import Settings
 
 Sizes = Literal["equal", "random"]
@@ -159,14 +159,15 @@ def _series(config: PolynomialConfig, study: Polynomial, task: Task, outcome: Ou
     """What the figures show: learned Λ of every trial; data, truth and models of the first."""
     series: dict[str, Any] = {}
     if "lam" in outcome.insight:
-        series["lam"] = outcome.insight["lam"].tolist()
-        series["history"] = outcome.history
-        if "lam_start" in outcome.insight:
-            series["lam_start"] = outcome.insight["lam_start"][0].tolist()
+        series["lam"] = rounded(outcome.insight["lam"].tolist())
+    if "lam_start" in outcome.insight:
+        series["lam_start"] = rounded(outcome.insight["lam_start"][0].tolist())
     if task.seed == config.first_seed:
-        series["models"] = outcome.models.tolist()
-        series["truth"] = study.coefficients.tolist()
-        series["rows"] = [{"x": client.X[:, 1].tolist(), "y": client.y.tolist()} for client in study.data.clients]
+        series["history"] = rounded(outcome.history)
+        series["models"] = rounded(outcome.models.tolist())
+        series["truth"] = rounded(study.coefficients.tolist())
+        clients = study.data.clients
+        series["rows"] = [{"x": rounded(c.X[:, 1].tolist()), "y": rounded(c.y.tolist())} for c in clients]
     return series
 
 

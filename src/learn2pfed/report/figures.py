@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, Literal
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
+from plotly.graph_objects import Scatter
+from plotly.io import to_html
+from plotly.subplots import make_subplots
 
 from learn2pfed.data.polynomial import BASE, FEATURES
 from learn2pfed.results.records import Detail, Details, Results
@@ -19,12 +22,12 @@ COLOURS = ("#3969ac", "#e68310", "#11a579", "#7f3c8d", "#cf1c90", "#80ba5a", "#a
 
 @dataclass(frozen=True)
 class Series:
-    """One curve, cloud or set of bars."""
+    """One curve, cloud of data, or marks over named places."""
 
     name: str
     x: Sequence[float] | Sequence[str]
     y: Sequence[float]
-    kind: Literal["line", "dots", "bars"] = "line"
+    kind: Literal["line", "dots", "marks"] = "line"
     colour: str = COLOURS[0]
     dashed: bool = False
     legend: bool = True
@@ -50,7 +53,6 @@ class Figure:
     caption: str
     panels: tuple[Panel, ...]
     n_columns: int = 3
-    notes: dict[str, Any] = field(default_factory=dict)
 
     @property
     def n_rows(self) -> int:
@@ -83,14 +85,10 @@ def draw_files(figure: Figure) -> dict[str, bytes]:
 
 def _draw_panel(panel: Panel, axes: Any) -> dict[str, Any]:
     """Draw one panel; returns what belongs in the legend."""
-    bars = [series for series in panel.series if series.kind == "bars"]
     handles = {}
     for series in panel.series:
-        if series.kind == "bars":
-            width = 0.8 / len(bars)
-            at = np.arange(len(series.x)) + (bars.index(series) - (len(bars) - 1) / 2) * width
-            handle: Any = axes.bar(at, series.y, width, color=series.colour)
-            axes.set_xticks(np.arange(len(series.x)), series.x)
+        if series.kind == "marks":
+            (handle,) = axes.plot(series.x, series.y, "o", color=series.colour, alpha=0.85, markersize=7)
         elif series.kind == "dots":
             (handle,) = axes.plot(series.x, series.y, ".", color=series.colour, alpha=0.35, markersize=3)
         else:
@@ -111,10 +109,6 @@ def _draw_panel(panel: Panel, axes: Any) -> dict[str, Any]:
 
 def draw_interactive(figure: Figure) -> str:
     """The figure as an HTML fragment that needs plotly's script on the page."""
-    from plotly.graph_objects import Bar, Scatter
-    from plotly.io import to_html
-    from plotly.subplots import make_subplots
-
     columns = min(figure.n_columns, len(figure.panels))
     page = make_subplots(rows=figure.n_rows, cols=columns, subplot_titles=[panel.title for panel in figure.panels])
     named: set[str] = set()
@@ -129,20 +123,19 @@ def draw_interactive(figure: Figure) -> str:
                 "showlegend": series.legend and series.name not in named,
             }
             named |= {series.name} if series.legend else set()
-            if series.kind == "bars":
-                page.add_trace(Bar(**common, marker_color=series.colour), **at)
-            elif series.kind == "dots":
-                marker = {"color": series.colour, "size": 4, "opacity": 0.35}
+            if series.kind != "line":
+                small = series.kind == "dots"
+                marker = {"color": series.colour, "size": 4 if small else 11, "opacity": 0.35 if small else 0.85}
                 page.add_trace(Scatter(**common, mode="markers", marker=marker), **at)
             else:
                 line = {"color": series.colour, "dash": "dash" if series.dashed else "solid", "width": 2}
                 page.add_trace(Scatter(**common, mode="lines", line=line), **at)
         page.update_xaxes(title_text=panel.x_label, **at)
-        page.update_yaxes(title_text=panel.y_label, type="log" if panel.log_y else None, **at)
+        page.update_yaxes(title_text=panel.y_label, type="log" if panel.log_y else None, exponentformat="power", **at)
     page.update_layout(
         height=60 + 300 * figure.n_rows,
         template="plotly_white",
-        margin={"l": 50, "r": 20, "t": 40, "b": 40},
+        margin={"l": 50, "r": 20, "t": 70, "b": 40},
         legend={"orientation": "h", "y": -0.12 / figure.n_rows - 0.06},
         font={"size": 12},
     )
@@ -182,10 +175,10 @@ def lambda_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
                 continue
             lam = np.array(detail.series["lam"])
             start = detail.series.get("lam_start")
-            series = [] if start is None else [Series("start", FEATURES, start, "bars", "#bbbbbb")]
+            series = [] if start is None else [Series("start", FEATURES, start, "marks", "#bbbbbb")]
             alike = bool(np.allclose(lam, lam[0], rtol=1e-6))
             series += [
-                Series("all clients" if alike else f"client {i + 1}", FEATURES, row.tolist(), "bars", COLOURS[i])
+                Series("all clients" if alike else f"client {i + 1}", FEATURES, row.tolist(), "marks", COLOURS[i])
                 for i, row in enumerate(lam[: 1 if alike else 5])
             ]
             panels.append(
@@ -193,37 +186,37 @@ def lambda_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
             )
     caption = (
         "A small Λ means that a coefficient is the client's own, a large one that it follows the others. In setting 1 "
-        "only x³ differs between clients. Supervised by held-out rows Λ finds that; supervised by the training loss it "
-        "moves little from where it started."
+        "only x³ differs between clients. Supervised by held-out rows, Λ finds that; supervised by the training loss, "
+        "it falls for every coefficient: the recipe of the paper learns not to share."
     )
     return Figure("lambda", "Learned Λ against its start", caption, tuple(panels), 2) if panels else None
 
 
 def fits_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
-    """Curves over the data."""
-    panels = []
+    """Curves over the data, and below them how far each fit is from the truth."""
+    fits, errors = [], []
     for setting in _settings(details):
         ours = _find(details, "Learn2pFed", setting, "rows")
         local = _find(details, "Local-Only", setting, "rows")
         if ours is None or local is None:
             continue
-        series: list[Series] = []
+        curves: list[Series] = []
+        gaps: list[Series] = []
         for i, rows in enumerate(ours.series["rows"]):
-            x = np.array(rows["x"])
-            grid = np.linspace(x.min(), x.max(), 60)
-            powers = np.vander(grid, len(BASE), increasing=True)
             first = i == 0
-            series.append(Series("data", rows["x"], rows["y"], "dots", "#999999", legend=first))
-            for name, models, colour, dashed in (
-                ("truth", ours.series["truth"], "#222222", True),
-                ("Local-Only", local.series["models"], COLOURS[1], False),
-                ("Learn2pFed", ours.series["models"], COLOURS[0], False),
-            ):
-                curve = (powers @ np.array(models[i])).tolist()
-                series.append(Series(name, grid.tolist(), curve, "line", colour, dashed, first))
-        panels.append(Panel(f"setting {setting}", tuple(series), "x", "y"))
-    caption = "Each client sees its own stretch of x. Zoom in to see where the fits part from the truth."
-    return Figure("fits", "Fits over the data, first trial", caption, tuple(panels)) if panels else None
+            grid = np.linspace(min(rows["x"]), max(rows["x"]), 40)
+            powers = np.vander(grid, len(BASE), increasing=True)
+            truth = powers @ np.array(ours.series["truth"][i])
+            curves.append(Series("data", rows["x"], rows["y"], "dots", "#999999", legend=first))
+            curves.append(Series("truth", grid.tolist(), truth.tolist(), "line", "#222222", True, first))
+            for name, detail, colour in (("Local-Only", local, COLOURS[1]), ("Learn2pFed", ours, COLOURS[0])):
+                fit = powers @ np.array(detail.series["models"][i])
+                curves.append(Series(name, grid.tolist(), fit.tolist(), "line", colour, legend=first))
+                gaps.append(Series(name, grid.tolist(), (fit - truth).tolist(), "line", colour, legend=False))
+        fits.append(Panel(f"setting {setting}", tuple(curves), "x", "y"))
+        errors.append(Panel(f"setting {setting}: fit - truth", tuple(gaps), "x", "error"))
+    caption = "Each client sees its own stretch of x. Above the fits, below what parts them from the truth."
+    return Figure("fits", "Fits over the data, first trial", caption, (*fits, *errors)) if fits else None
 
 
 def history_figure(results: Results, details: Sequence[Detail]) -> Figure | None:

@@ -33,6 +33,15 @@ class Detail(BaseModel):
     series: dict[str, Any]
 
 
+def rounded(values: Any) -> Any:
+    """Numbers in nested lists to six significant digits: enough for a figure, and a file that stays small.
+
+    >>> rounded([1.23456789, [1e-9 / 3]])
+    [1.23457, [3.33333e-10]]
+    """
+    return float(f"{values:.6g}") if isinstance(values, float) else [rounded(value) for value in values]
+
+
 class Results(BaseModel):
     """`results.json`."""
 

@@ -58,7 +58,7 @@ class Settings(BaseModel):
     lam_random: bool = Field(False, description="multiply the start of Λ by U(0, 1) draws, as the demo does")
     rho_start: float = Field(0.003, gt=0, description="ρ, η, γ at the start")
     rho_relative: bool = Field(True, description="rho_start is a multiple of the client's own mean curvature")
-    theta_start: float | None = Field(1.0, gt=0, description="θ at the start; none: equal to ρ")
+    theta_start: float | None = Field(1.0, gt=0, lt=1.6, description="θ at the start; none: equal to ρ, at most 1.6")
     p_start: Literal["equal", "rows"] = Field("equal", description="p_i at the start: 1, or n_i / n")
 
     # how Θ is learned

@@ -1,7 +1,7 @@
 """Θ, what is learned: six groups, positive by construction, common to all clients or each client's own.
 
-Each group is exp(common + own): `common` is held by the server and sent to all, `own` never leaves its client. Fixed
-groups have the same form and are never moved.
+Each group but θ is exp(common + own): `common` is held by the server and sent to all, `own` never leaves its client. θ,
+a step size, is bounded too: THETA_MAX sigmoid(own). Fixed groups have the same form and are never moved.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from learn2pfed.unrolled.cell import Theta
 from learn2pfed.unrolled.losses import SquaredLoss
 from learn2pfed.unrolled.settings import GROUPS, GroupName, Settings
 
+THETA_MAX = (1 + 5**0.5) / 2
+"""Dual steps from here on are not known to converge (the golden ratio, Fortin and Glowinski); learned freely, θ passes it."""
+
 Raw = dict[GroupName, Tensor]
-"""Logarithms of Θ's groups: (M, C, k) for Λ and (M, C, 1) for the rest; C is 1 (tied) or L."""
+"""Logarithms of Θ's groups, for θ the logit of θ / THETA_MAX: (M, C, k) for Λ and (M, C, 1) for the rest; C is 1 (tied) or L."""
 
 
 def learned_by_server(settings: Settings) -> tuple[GroupName, ...]:
@@ -47,18 +50,20 @@ def start_own(settings: Settings, train: SquaredLoss, full: SquaredLoss) -> Raw:
         size = train.A.diagonal(dim1=-2, dim2=-1).mean((0, -1))
         whole = full.A.diagonal(dim1=-2, dim2=-1).mean((0, -1))
         rho = rho * torch.where(size > 0, size, whole)
-    theta = rho if settings.theta_start is None else torch.full_like(rho, settings.theta_start)
+    theta = rho.clamp_max(1.6) if settings.theta_start is None else torch.full_like(rho, settings.theta_start)
     p = torch.ones_like(rho) if settings.p_start == "equal" else full.n[0]
     values: dict[GroupName, Tensor] = {"p": p, "rho": rho, "eta": rho, "gamma": rho, "theta": theta}
     n_copies = 1 if settings.tied else settings.n_cells
-    own: Raw = {name: value.log()[:, None, None].repeat(1, n_copies, 1) for name, value in values.items()}
+    raw = {name: value.log() for name, value in values.items()} | {"theta": (theta / THETA_MAX).logit()}
+    own: Raw = {name: value[:, None, None].repeat(1, n_copies, 1) for name, value in raw.items()}
     own["lam"] = torch.zeros(n_clients, n_copies, n_features, dtype=train.A.dtype)
     return own
 
 
 def theta_of_cells(common: Tensor, own: Raw, n_cells: int) -> list[Theta]:
     """Θ of cell 1 .. L. Tied cells share the very tensors, so that their gradients add up."""
-    values = {name: (own[name] + common if name == "lam" else own[name]).exp() for name in GROUPS}
+    values = {name: own[name].exp() for name in GROUPS if name not in ("lam", "theta")}
+    values |= {"lam": (common + own["lam"]).exp(), "theta": THETA_MAX * own["theta"].sigmoid()}
     n_copies = common.shape[0]
     copies = [Theta(**{name: value[:, copy] for name, value in values.items()}) for copy in range(n_copies)]
     return copies * n_cells if n_copies == 1 else copies
