@@ -63,8 +63,8 @@ def run(
         changes["algorithms"] = algorithms
     config = configure(chosen, preset, changes)
     fresh = Results(experiment=experiment, preset=preset, versions=versions(), config=config.model_dump(mode="json"))
-    folder = RunFolder.open(_folder(experiment, out, resume), fresh, resume=resume)
     tasks = chosen.tasks(config)
+    folder = RunFolder.open(_folder(experiment, out, resume), fresh, resume=resume)
     done = folder.results.done()
     todo = [task for task in tasks if tuple(task) not in done]
     try:

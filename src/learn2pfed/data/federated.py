@@ -107,7 +107,7 @@ class FederatedData:
                 )
 
     def _check_columns(self) -> None:
-        """No column may be zero throughout, and no two may be proportional throughout."""
+        """No column may be zero throughout, and no two may be proportional throughout (one row can't tell)."""
         gram = torch.stack([client.X.T @ client.X for client in self.clients]).sum(0)
         size = gram.diagonal()
         for column, square in zip(self.features, size.tolist(), strict=True):
@@ -115,7 +115,7 @@ class FederatedData:
                 raise Learn2pFedError(f"column {column!r} is zero in every row: drop it.")
         cosine = gram.square() / (size[:, None] * size)
         same = (cosine.triu(1) > 1 - PROPORTIONAL).nonzero()
-        if len(same):
+        if len(same) and sum(self.sizes) > 1:
             first, second = (self.features[int(j)] for j in same[0])
             raise Learn2pFedError(
                 f"columns {first!r} and {second!r} say the same in every row (constant or duplicated): drop {second!r}."

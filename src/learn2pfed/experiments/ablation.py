@@ -60,7 +60,8 @@ class AblationExperiment(Experiment):
     title = "What learning each group adds"
     about = (
         "Some of the six groups learned, the others fixed at their start: in the paper's recipe (supervised by the "
-        "training loss, redrawn start, one Λ per client) and in ours (supervised by held-out halves, warm start, common Λ)."
+        "training loss, redrawn start, one Λ per client) and in ours (supervised by held-out halves, warm start, "
+        "common Λ)."
     )
     config_class = AblationConfig
     presets = {"quick": {}, "paper": {"recipes": ("paper",)}}  # noqa: RUF012

@@ -103,5 +103,7 @@ def rows_of(task: Task, outcome: Outcome, seconds: float, errors: dict[str, floa
 
 def by_setting_and_metric(rows: Sequence[Row]) -> list[Column]:
     """Every (setting, metric) in order of first appearance, settings sorted."""
-    metrics = dict.fromkeys(row.metric for row in rows)
-    return [Column(setting, metric) for metric in metrics for setting in sorted({row.setting for row in rows})]
+    settings: dict[str, set[str]] = {}
+    for row in rows:
+        settings.setdefault(row.metric, set()).add(row.setting)
+    return [Column(setting, metric) for metric, found in settings.items() for setting in sorted(found)]

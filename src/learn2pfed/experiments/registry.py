@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from typing import Any
 
 import torch
@@ -75,9 +76,7 @@ def run_all(experiment: Experiment, config: Config, tasks: list[Task], n_jobs: i
         for task in tasks:
             yield task, work(experiment.name, arguments, task)
         return
-    pool = ProcessPoolExecutor(
-        n_jobs, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
-    )
+    pool = ProcessPoolExecutor(n_jobs, mp_context=get_context("spawn"), initializer=_start_worker)
     try:
         waiting: dict[Future[Done], Task] = {
             pool.submit(work, experiment.name, arguments, task): task for task in tasks
@@ -86,5 +85,15 @@ def run_all(experiment: Experiment, config: Config, tasks: list[Task], n_jobs: i
             ended, _ = wait(waiting, return_when=FIRST_COMPLETED)
             for future in sorted(ended, key=lambda future: tasks.index(waiting[future])):
                 yield waiting.pop(future), future.result()
+    except BaseException:
+        for worker in active_children():
+            worker.terminate()
+        raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _start_worker() -> None:
+    """One thread each; Ctrl-C is for the parent, which ends its workers itself."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

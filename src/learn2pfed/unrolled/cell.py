@@ -61,8 +61,12 @@ def v_step(b: Tensor, curvature: Tensor, basis: Tensor, target: Tensor, rho: Ten
     The minimiser of ½‖X_i v - Y_i‖² + ½ρ_i‖target_i - v‖², target_i = w + z_i + α_i, through the eigendecomposition
     X_iᵀX_i = basis diag(curvature) basisᵀ, computed once: no cell and no epoch factors a matrix.
     """
-    right = torch.addcmul(b, rho, target).unsqueeze(-1)
-    rotated = (basis.mT @ right).squeeze(-1) / (curvature + rho)
+    return solve_shifted(curvature, basis, torch.addcmul(b, rho, target), rho)
+
+
+def solve_shifted(curvature: Tensor, basis: Tensor, right: Tensor, rho: Tensor) -> Tensor:
+    """(basis diag(curvature) basisᵀ + ρI)⁻¹ right."""
+    rotated = (basis.mT @ right.unsqueeze(-1)).squeeze(-1) / (curvature + rho)
     return (basis @ rotated.unsqueeze(-1)).squeeze(-1)
 
 

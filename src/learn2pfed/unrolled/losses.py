@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from learn2pfed.unrolled.cell import v_gradient_step, v_step
+from learn2pfed.unrolled.adjoint import SquaredCell
+from learn2pfed.unrolled.cell import State, Theta, v_gradient_step, v_step
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,12 @@ class SquaredLoss:
         """F_i(v_i)."""
         Av = (self.A @ v.unsqueeze(-1)).squeeze(-1)
         return 0.5 * (((Av - 2.0 * self.b) * v).sum(-1) + self.c)
+
+    def cell(self, state: State, w: Tensor, theta: Theta) -> tuple[State, Tensor]:
+        """One whole cell as a single node of the autograd graph."""
+        node: Any = SquaredCell.apply
+        *after, w = node(self.b, self.curvature, self.basis, *state, w, *theta)
+        return State(*after), w
 
     def v_step(self, v: Tensor, target: Tensor, rho: Tensor) -> Tensor:
         """Eq. (10); the exact minimiser does not depend on the start v."""

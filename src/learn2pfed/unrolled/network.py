@@ -10,6 +10,7 @@ from torch import Tensor
 
 from learn2pfed.errors import DivergenceError
 from learn2pfed.unrolled.cell import Loss, State, Theta, cell
+from learn2pfed.unrolled.losses import SquaredLoss
 from learn2pfed.unrolled.settings import Settings
 
 BLOW_UP = 1e8
@@ -21,7 +22,7 @@ def unroll(
 ) -> Iterator[tuple[State, Tensor]]:
     """(α, v, z) and w after cell 1, 2, .. L; `detach` cuts w out of the graph (gradient = local)."""
     for theta in thetas:
-        state, w = cell(loss, state, w, theta)
+        state, w = loss.cell(state, w, theta) if isinstance(loss, SquaredLoss) else cell(loss, state, w, theta)
         if detach:
             w = w.detach()
         yield state, w

@@ -18,10 +18,10 @@ from learn2pfed.unrolled.losses import SquaredLoss
 from learn2pfed.unrolled.settings import GROUPS, GroupName, Settings
 
 THETA_MAX = (1 + 5**0.5) / 2
-"""Dual steps from here on are not known to converge (the golden ratio, Fortin and Glowinski); learned freely, θ passes it."""
+"""The golden ratio: longer dual steps are not known to converge (Fortin, Glowinski); θ learned freely takes them."""
 
 Raw = dict[GroupName, Tensor]
-"""Logarithms of Θ's groups, for θ the logit of θ / THETA_MAX: (M, C, k) for Λ and (M, C, 1) for the rest; C is 1 (tied) or L."""
+"""Logarithms of Θ's groups (for θ the logit of θ / THETA_MAX): (M, C, k) for Λ, (M, C, 1) else; C = 1 (tied) or L."""
 
 
 def learned_by_server(settings: Settings) -> tuple[GroupName, ...]:
@@ -114,7 +114,7 @@ def adam_step(
         beta2=settings.beta2,
         lr=rate,
         weight_decay=0.0,
-        eps=1e-12,
+        eps=1e-8,
         maximize=False,
     )
     return moved, memory

@@ -1,0 +1,168 @@
+"""The command line as a person meets it: what it writes, what it says, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from learn2pfed.cli import main
+
+QUICK = ["--seeds", "2", "--jobs", "1", "--set", "learn2pfed.n_epochs=12", "--set", "paper.n_epochs=5"]
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """Exit code of the command."""
+    monkeypatch.setattr(sys, "argv", ["learn2pfed", *arguments])
+    try:
+        main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_run_writes_everything_and_says_where(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "run", "polynomial", *QUICK) == 0
+    said = capsys.readouterr().out
+    assert "runs/polynomial/report.html" in said
+    for name in ("Local-Only", "One global model", "Learn2pFed (paper)", "REML (limit)", "RMSE", "MSE"):
+        assert name in said
+    folder = here / "runs" / "polynomial"
+    results = json.loads((folder / "results.json").read_text())
+    assert {"experiment", "preset", "versions", "rows"} <= results.keys()
+    wanted = {"setting", "algorithm", "seed", "metric", "value", "seconds", "bytes_up", "bytes_down"}
+    assert all(wanted <= row.keys() for row in results["rows"])
+    errors = [row for row in results["rows"] if row["metric"] in ("RMSE", "MSE")]
+    assert len(errors) == 6 * 3 * 2 * 2
+    assert tomllib.loads((folder / "config.toml").read_text())["learn2pfed"]["n_epochs"] == 12
+    assert {path.name for path in (folder / "figures").iterdir()} == {
+        f"{name}.{kind}" for name in ("lambda", "fits", "learning") for kind in ("svg", "png")
+    }
+    assert not list(folder.rglob(".*"))
+
+    assert call(monkeypatch, "run", "polynomial", *QUICK, "--algorithms", "local-only") == 0
+    assert (here / "runs" / "polynomial-2" / "results.json").exists()
+
+
+def test_an_old_run_is_not_overwritten(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask = ("run", "polynomial", *QUICK, "--algorithms", "local-only", "--out", "x")
+    assert call(monkeypatch, *ask) == 0
+    before = (here / "x" / "results.json").read_text()
+    assert call(monkeypatch, *ask) == 2
+    assert "add --resume" in capsys.readouterr().err
+    assert call(monkeypatch, *ask, "--resume") == 0
+    assert (here / "x" / "results.json").read_text() == before
+    assert call(monkeypatch, *ask, "--resume", "--set", "noise=0.2") == 2
+    assert "with other settings" in capsys.readouterr().err
+
+
+def test_resume_does_only_what_is_left(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = ("run", "polynomial", *QUICK, "--algorithms", "local-only,global", "--out", "x")
+    assert call(monkeypatch, *ask) == 0
+    file = here / "x" / "results.json"
+    whole = json.loads(file.read_text())
+    cut = whole | {"rows": whole["rows"][:5] + [row | {"value": 0.125} for row in whole["rows"][5:8]]}
+    file.write_text(json.dumps(cut))
+    assert call(monkeypatch, *ask, "--resume") == 0
+    again = json.loads(file.read_text())["rows"]
+    assert len(again) == len(whole["rows"])
+    assert [row["value"] for row in again].count(0.125) == 3
+
+
+def test_ctrl_c_leaves_a_run_that_can_go_on(here: Path) -> None:
+    ask = ["run", "polynomial", "--seeds", "3", "--out", "x", "--set", "settings=1", "--set", "paper.n_epochs=100"]
+    command = [sys.executable, "-c", "from learn2pfed.cli import main; main()", *ask]
+    environment = os.environ | {"PYTHONWARNINGS": "ignore"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    run = subprocess.Popen(command, **pipes, env=environment, start_new_session=True)
+    file = here / "x" / "results.json"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (file.exists() and '"value"' in file.read_text()):
+        time.sleep(0.05)
+    os.killpg(run.pid, signal.SIGINT)  # as a terminal does: the whole group
+    said, complaint = run.communicate(timeout=120)
+    assert run.returncode == 130, complaint
+    assert "--resume --out x" in said
+    assert "Traceback" not in complaint
+    n_kept = len(json.loads(file.read_text())["rows"])
+    assert n_kept > 0
+    done = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(file.read_text())["rows"]
+    assert len({(r["setting"], r["algorithm"], r["seed"], r["metric"]) for r in rows}) == len(rows) > n_kept
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "nothing"], "There is no experiment 'nothing'; there are polynomial"),
+        (["run", "polynomial", "--preset", "huge"], "no preset 'huge'; there are quick, paper"),
+        (["run", "polynomial", "--algorithms", "magic"], "unknown 'magic'; there are local-only"),
+        (["run", "polynomial", "--set", "learn2pfed.n_cells=0"], "learn2pfed.n_cells: input should be greater than"),
+        (["run", "polynomial", "--set", "noise=-1"], "noise: input should be greater than or equal to 0, got -1"),
+        (["run", "polynomial", "--set", "learn2pfed.learn=lam,mu"], "unknown group 'mu'; there are lam, p, rho"),
+        (["run", "polynomial", "--set", "learn2pfed.depth=3"], "There is no setting 'learn2pfed.depth'; there are n_c"),
+        (["run", "polynomial", "--set", "rubbish"], "--set takes NAME=VALUE, got 'rubbish'"),
+        (["run", "polynomial", "--set", "settings=4"], "settings.0: input should be 1, 2 or 3"),
+        (["run", "polynomial", "--set", "n_rows=5"], "leaves a client with no rows: raise n_rows"),
+        (["run", "polynomial", "--set", "sizes=random", "--set", "n_rows=50"], "can't be split at random"),
+        (["run", "polynomial", "--out", "taken"], "can't be written"),
+        (["run", "polynomial", "--set", "learn2pfed.learn=p", "--set", "learn2pfed.gradient=local"], "only through w"),
+        (["report", "absent"], "can't be read"),
+        (["report", "taken"], "is not a results file of learn2pfed"),
+        (
+            ["run", "polynomial", "--algorithms", "learn2pfed", "--set", "learn2pfed.learning_rate=1000.0"],
+            "diverged at epoch",
+        ),
+    ],
+)
+def test_a_mistake_is_one_sentence_exit_code_2_and_nothing_written(
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    sentence: str,
+) -> None:
+    (here / "taken").write_text("a file, not a folder")
+    if "--jobs" not in arguments and arguments[0] == "run":
+        arguments = [*arguments, "--jobs", "1"]
+    assert call(monkeypatch, *arguments) == 2
+    complaint = capsys.readouterr().err
+    assert sentence in complaint
+    assert "Traceback" not in complaint
+    assert complaint.count("\n") == 1
+    assert not [path for path in here.rglob("*") if path.is_file() and path.name != "taken"]
+
+
+def test_one_client_and_few_rows_work(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for change in ("n_clients=1", "n_rows=20"):
+        ask = ["run", "polynomial", *QUICK, "--set", change, "--set", "settings=1", "--out", change]
+        assert call(monkeypatch, *ask) == 0
+        rows = json.loads((here / change / "results.json").read_text())["rows"]
+        assert {row["algorithm"] for row in rows} >= {"Learn2pFed", "REML (limit)"}
+
+
+def test_list_and_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(monkeypatch, "list") == 0
+    said = capsys.readouterr().out
+    for name in ("polynomial", "ablation", "layers", "quality", "presets"):
+        assert name in said
+    assert call(monkeypatch, "run", "--help") == 0
+    assert "learn2pfed run polynomial --seeds 20" in capsys.readouterr().out

@@ -1,0 +1,156 @@
+"""The conversation: two engines that agree, bytes that are counted, replies that get lost."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from learn2pfed.algorithms.base import Spec
+from learn2pfed.algorithms.learn2pfed import Learn2pFed
+from learn2pfed.engines.messages import decode, encode, receive, size
+from learn2pfed.engines.plain import run_plain
+from learn2pfed.engines.simulation import run_simulation
+from learn2pfed.errors import Learn2pFedError, MessageError
+from learn2pfed.unrolled.settings import GROUPS, Settings
+from tests.conftest import random_data
+
+SHORT = {"n_epochs": 6, "n_warmup": 2, "n_cells": 4, "refit_cells": 40, "n_repeats": 3}
+
+VARIANTS = {
+    "default": Settings(**SHORT),
+    "no carried adjoint": Settings(**SHORT, carry_adjoint=False),
+    "everything learned": Settings(**SHORT, learn=GROUPS, sharing="mixed"),
+    "a Θ per cell": Settings(**SHORT, learn=GROUPS, sharing="mixed", tied=False),
+    "a Λ per client": Settings(**SHORT, learn=GROUPS, sharing="per-client"),
+    "local gradient": Settings(**SHORT, gradient="local", learn=("lam", "rho", "eta", "theta")),
+    "holdout": Settings(**SHORT, supervision="holdout"),
+    "train": Settings(**SHORT, supervision="train"),
+    "nothing learned": Settings(**SHORT, learn=()),
+    "no scaling": Settings(**SHORT, scaling=False),
+    "one cell": Settings(**SHORT | {"n_cells": 1}),
+    "paper": Settings.paper(n_epochs=6),
+}
+
+
+@pytest.mark.parametrize(("name", "fewest"), [*((name, 2) for name in VARIANTS), ("default", 1)])
+def test_both_engines_give_the_same(name: str, fewest: int) -> None:
+    algorithm, data = Learn2pFed(VARIANTS[name]), random_data(sizes=[20, 5, 9, fewest])
+    fused, plain = run_simulation(algorithm, data), run_plain(algorithm, data)
+    torch.testing.assert_close(fused.models, plain.models, rtol=0, atol=1e-10)
+    torch.testing.assert_close(fused.global_model, plain.global_model, rtol=0, atol=1e-10)
+    assert fused.history == pytest.approx(plain.history, abs=1e-10, rel=1e-10)
+    for key, value in plain.insight.items():
+        torch.testing.assert_close(fused.insight[key], value, rtol=1e-10, atol=0)
+    assert fused.traffic == plain.traffic
+    assert plain.traffic.bytes_up > 0
+    assert not plain.missing
+
+
+def test_the_local_gradient_sends_no_adjoints_and_is_another_gradient() -> None:
+    data = random_data()
+    exact, local = (
+        run_plain(Learn2pFed(Settings(**SHORT, gradient=gradient, carry_adjoint=False)), data)
+        for gradient in ("exact", "local")
+    )
+    assert local.traffic.n_exchanges < exact.traffic.n_exchanges
+    assert not torch.equal(local.insight["lam"], exact.insight["lam"])
+
+
+def test_same_seed_same_result_to_the_last_bit() -> None:
+    data = random_data()
+    for chosen in (Settings(**SHORT), Settings.paper(n_epochs=5)):
+        one, two = (run_simulation(Learn2pFed(chosen), data) for _ in range(2))
+        assert torch.equal(one.models, two.models)
+        other = run_simulation(Learn2pFed(chosen.model_copy(update={"seed": 1})), data)
+        assert not torch.equal(one.models, other.models)
+
+
+def test_the_run_goes_on_without_replies_that_are_lost() -> None:
+    data, chosen = random_data(), Settings(**SHORT)
+    lost = {(2 + 2 + number, 1) for number in range(3)} | {(40, 2)}
+
+    def wire(number: int, client: int, reply: bytes) -> bytes | None:
+        return None if (number, client) in lost else reply
+
+    outcome = run_plain(Learn2pFed(chosen), data, wire=wire)
+    assert set(outcome.missing) == {1, 2}
+    assert torch.isfinite(outcome.models).all()
+    assert len(outcome.history) == chosen.n_epochs
+
+
+def test_a_damaged_reply_counts_as_missing() -> None:
+    def wire(number: int, client: int, reply: bytes) -> bytes:
+        return reply[:-1] if client == 3 and number > 10 else reply
+
+    outcome = run_plain(Learn2pFed(Settings(**SHORT)), random_data(), wire=wire)
+    assert set(outcome.missing) == {3}
+
+
+def test_nobody_answers() -> None:
+    with pytest.raises(Learn2pFedError, match="No client answered 'describe'"):
+        run_plain(Learn2pFed(Settings(**SHORT)), random_data(), wire=lambda *_: None)
+
+
+def test_progress_is_told_every_epoch_on_both_engines() -> None:
+    for run in (run_plain, run_simulation):
+        seen: list[int] = []
+        run(Learn2pFed(Settings(**SHORT)), random_data(), progress=lambda epoch, _, seen=seen: seen.append(epoch))
+        assert seen == [1, 2, 3, 4, 5, 6]
+
+
+SPECS = {"w": Spec((2,)), "cell": Spec((1,), torch.int64)}
+GOOD = {"w": torch.zeros(2, dtype=torch.float64), "cell": torch.tensor([1])}
+
+
+def test_a_message_survives_the_wire_bit_by_bit() -> None:
+    message = {"w": torch.tensor([0.1, -1e-300], dtype=torch.float64), "cell": torch.tensor([7])}
+    back = receive(encode(message), SPECS)
+    assert torch.equal(back["w"], message["w"])
+    assert torch.equal(back["cell"], message["cell"])
+    assert len(encode(message)) == size(SPECS)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (GOOD | {"w": torch.zeros(3, dtype=torch.float64)}, "bytes came where at most"),
+        (GOOD | {"w": torch.zeros(1, dtype=torch.float64)}, r"'w' came as \(1,\)"),
+        (GOOD | {"w": torch.zeros(2)}, "float32"),
+        (GOOD | {"w": torch.tensor([0.0, torch.nan], dtype=torch.float64)}, "not finite"),
+        ({"w": GOOD["w"]}, r"a message with \['w'\]"),
+    ],
+)
+def test_a_bad_message_is_refused_with_a_reason(message: dict[str, torch.Tensor], reason: str) -> None:
+    with pytest.raises(MessageError, match=reason):
+        receive(encode(message), SPECS)
+
+
+def test_bytes_that_are_no_message_are_refused() -> None:
+    for blob in (b"", b"junk", b"\x80\x04K\x01.", encode(GOOD)[:-3]):
+        with pytest.raises(MessageError, match="is not safetensors"):
+            decode(blob)
+
+
+def test_a_client_refuses_what_is_out_of_turn() -> None:
+    algorithm, data = Learn2pFed(Settings(**SHORT)), random_data()
+    state = algorithm.enter(0, data.clients[0])
+    scale = torch.ones(3, dtype=torch.float64)
+    state, _ = algorithm.handle("prepare", state, data.clients[0], {"scale": scale})
+    w = torch.zeros(6, 3, dtype=torch.float64)
+    with pytest.raises(MessageError, match="cell 2 came where cell 1 was due"):
+        algorithm.handle("cell", state, data.clients[0], {"w": w, "cell": torch.tensor([2])})
+    said = {"total": w, "weight": scale[:1], "loss": scale[:1], "cell": torch.tensor([1])}
+    with pytest.raises(MessageError, match="adjoint of cell 1"):
+        algorithm.handle("adjoint", state, data.clients[0], said)
+
+
+def test_handlers_are_pure() -> None:
+    algorithm, data = Learn2pFed(Settings(**SHORT)), random_data()
+    state = algorithm.enter(0, data.clients[0])
+    state, _ = algorithm.handle("prepare", state, data.clients[0], {"scale": torch.ones(3, dtype=torch.float64)})
+    said = {"w": torch.ones(6, 3, dtype=torch.float64), "cell": torch.tensor([1])}
+    first, reply = algorithm.handle("cell", state, data.clients[0], said)
+    second, again = algorithm.handle("cell", state, data.clients[0], said)
+    assert torch.equal(first.now.v, second.now.v)
+    assert torch.equal(reply["total"], again["total"])
+    assert len(state.trail) == 0

@@ -1,0 +1,132 @@
+"""What is learned: held-out supervision shares, the training loss does not; references against independent ones."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import statsmodels.api as sm
+import torch
+from statsmodels.regression.mixed_linear_model import MixedLMParams
+
+from learn2pfed.algorithms.closed_form import exact_inner, local_only, one_for_all, oracle, reml
+from learn2pfed.algorithms.learn2pfed import Learn2pFed
+from learn2pfed.data.federated import FederatedData
+from learn2pfed.data.polynomial import BASE, polynomial
+from learn2pfed.engines.simulation import run_simulation
+from learn2pfed.errors import DivergenceError, Learn2pFedError
+from learn2pfed.experiments.base import curve_errors
+from learn2pfed.unrolled.settings import GROUPS, Settings
+from tests.conftest import random_data
+
+
+def test_polynomial_data_are_as_described() -> None:
+    for setting in (1, 2, 3):
+        study = polynomial(3, setting, sizes="random")
+        differ = study.coefficients - np.array(BASE)
+        assert (differ[:, study.shared] == 0).all()
+        assert study.shared.sum() == 4 - setting
+        own = differ[:, ~study.shared]
+        np.testing.assert_allclose(own, np.tile(own[:, :1], setting))
+        assert len(np.unique(own[:, 0])) == 10
+        assert min(study.data.sizes) >= 8
+        x = np.concatenate([client.X[:, 1].numpy() for client in study.data.clients])
+        assert (np.diff(x) >= 0).all()
+        noise = np.concatenate([client.y.numpy() - study.truth(i) for i, client in enumerate(study.data.clients)])
+        assert 0.09 < noise.std() < 0.11
+
+
+def test_crossval_beats_alone_together_and_the_paper() -> None:
+    study = polynomial(1, 1)
+    mse = {
+        "local": curve_errors(study, local_only(study.data))["MSE"],
+        "global": curve_errors(study, one_for_all(study.data))["MSE"],
+        "paper": curve_errors(study, run_simulation(Learn2pFed(Settings.paper(seed=1)), study.data))["MSE"],
+        "reml": curve_errors(study, reml(study.data))["MSE"],
+    }
+    outcome = run_simulation(Learn2pFed(Settings(seed=1)), study.data)
+    ours = curve_errors(study, outcome)["MSE"]
+    assert ours < 0.8 * min(mse["local"], mse["global"], mse["paper"])
+    assert ours < 1.3 * mse["reml"]
+    assert int(outcome.insight["lam"][0].argmin()) == 3
+    exact = curve_errors(study, exact_inner(study.data, Settings(seed=1)))["MSE"]
+    assert ours == pytest.approx(exact, rel=0.05)
+
+
+def test_the_training_loss_only_learns_not_to_share() -> None:
+    data = random_data(M=6, k=3, n=8)
+    chosen = Settings(supervision="train", lam_spread=None, n_epochs=200, lam_start=1.0)
+    outcome = run_simulation(Learn2pFed(chosen), data)
+    assert (outcome.insight["lam"] < 1e-2 * outcome.insight["lam_start"]).all()
+    held_out = run_simulation(Learn2pFed(Settings(n_epochs=200, lam_start=1.0)), data)
+    assert (held_out.insight["lam"] > outcome.insight["lam"]).all()
+
+
+def mixed_lm(data: FederatedData) -> tuple[np.ndarray, np.ndarray, float]:
+    """statsmodels' random slopes with diagonal covariance by REML: fixed effects, variances, noise."""
+    X = np.concatenate([c.X.numpy() for c in data.clients])
+    y = np.concatenate([c.y.numpy() for c in data.clients])
+    groups = np.repeat(np.arange(len(data)), data.sizes)
+    k = data.n_features
+    free = MixedLMParams.from_components(fe_params=np.ones(k), cov_re=np.eye(k))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit = sm.MixedLM(y, X, groups=groups, exog_re=X).fit(reml=True, free=free, gtol=1e-9, maxiter=2000)
+    return fit.fe_params, np.diag(np.asarray(fit.cov_re)), float(fit.scale)
+
+
+def test_reml_is_that_of_statsmodels() -> None:
+    data = random_data(seed=2, M=12, k=2, n=15, spread=0.8)
+    w, variances, scale = mixed_lm(data)
+    ours = reml(data)
+    np.testing.assert_allclose(ours.global_model.numpy(), w, rtol=1e-4)
+    np.testing.assert_allclose(ours.insight["lam"][0].numpy(), scale / variances, rtol=1e-2)
+
+
+def test_the_oracle_and_least_squares_recover_a_noise_free_truth() -> None:
+    study = polynomial(0, 2, noise=0.0)
+    truth = torch.from_numpy(study.coefficients)
+    torch.testing.assert_close(oracle(study.data, torch.from_numpy(study.shared)).models, truth, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(local_only(study.data).models, truth, rtol=1e-4, atol=1e-4)
+    same = random_data(spread=0.0)
+    w = one_for_all(same)
+    X, y = (torch.cat([getattr(c, name) for c in same.clients]) for name in ("X", "y"))
+    torch.testing.assert_close(X.T @ (X @ w.global_model - y), torch.zeros(3, dtype=torch.float64))
+    assert torch.equal(w.models[0], w.models[3])
+
+
+@pytest.mark.parametrize(
+    "sizes", [[1, 1, 1, 1], [2, 30, 30, 30], [1]], ids=["a row each", "fewer rows than features", "one client"]
+)
+def test_few_rows_and_one_client_work(sizes: list[int]) -> None:
+    data = random_data(M=len(sizes), k=3, sizes=sizes)
+    outcome = run_simulation(Learn2pFed(Settings(n_epochs=30)), data)
+    assert torch.isfinite(outcome.models).all()
+    assert torch.isfinite(outcome.insight["lam"]).all()
+    assert torch.isfinite(local_only(data).models).all()
+
+
+def test_one_client_is_least_squares_when_rows_abound() -> None:
+    data = random_data(M=1, k=3, n=400)
+    ours = run_simulation(Learn2pFed(Settings()), data).models
+    torch.testing.assert_close(ours, local_only(data).models, rtol=1e-3, atol=1e-3)
+
+
+def test_divergence_is_named_at_its_epoch() -> None:
+    chosen = Settings(learn=GROUPS, learning_rate=80.0, decay=False, n_warmup=3, carry_adjoint=False)
+    with pytest.raises(DivergenceError, match=r"diverged at epoch \d+ .*lower learning_rate"):
+        run_simulation(Learn2pFed(chosen), random_data())
+
+
+def test_reml_needs_more_rows_than_features() -> None:
+    with pytest.raises(Learn2pFedError, match="got 3 rows and 3 features"):
+        reml(random_data(M=3, k=3, sizes=[1, 1, 1]))
+
+
+@pytest.mark.parametrize("sharing", ["per-client", "mixed"])
+def test_other_ways_of_sharing_learn_too(sharing: str) -> None:
+    study = polynomial(1, 1)
+    outcome = run_simulation(Learn2pFed(Settings(seed=1, sharing=sharing)), study.data)
+    assert not torch.allclose(outcome.insight["lam"][0], outcome.insight["lam"][1])
+    assert curve_errors(study, outcome)["MSE"] < curve_errors(study, local_only(study.data))["MSE"]

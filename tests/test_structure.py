@@ -1,0 +1,57 @@
+"""Imports go one way, nothing is unpickled, and documents agree with the runs behind them."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from learn2pfed.report.docs import with_tables
+from learn2pfed.results.store import read_results
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "learn2pfed"
+ORDER = ("errors", "data", "unrolled", "algorithms", "engines", "results", "experiments", "report", "cli")
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level parts of learn2pfed that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        found |= {name.split(".")[1] for name in names if name.startswith("learn2pfed.")}
+    return found
+
+
+def test_a_folder_imports_only_from_the_ones_before_it() -> None:
+    files = [path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py"]
+    assert len(files) > 20
+    for path in files:
+        part = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        assert part in ORDER, f"{part} has no place in the order"
+        later = {name for name in imported(path) if ORDER.index(name) > ORDER.index(part)}
+        assert not later, f"{path.name} imports {later}"
+
+
+def test_nothing_is_unpickled() -> None:
+    for path in SOURCE.rglob("*.py"):
+        text = path.read_text()
+        for word in ("import pickle", "torch.load", "allow_pickle", "joblib", "cloudpickle"):
+            assert word not in text, f"{word} in {path}"
+
+
+KEPT = sorted((ROOT / "docs" / "results").glob("*.json"))
+
+
+@pytest.mark.parametrize("file", [path for path in KEPT if "." not in path.stem], ids=lambda path: path.stem)
+def test_tables_in_the_documents_are_those_of_the_runs(file: Path) -> None:
+    results = read_results(file)
+    document = ROOT / "docs" / "results.md"
+    text = document.read_text()
+    assert with_tables(text, results) == text, f"run: learn2pfed report {file.relative_to(ROOT)} --into docs/results.md"
+
+
+def test_the_runs_behind_the_tables_are_kept() -> None:
+    assert {path.stem for path in KEPT} >= {"polynomial", "ablation", "layers", "quality"}

@@ -1,0 +1,145 @@
+"""What supervises Θ: splits, their invariances, Θ itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from learn2pfed.data.federated import ClientData
+from learn2pfed.unrolled.losses import SquaredLoss
+from learn2pfed.unrolled.settings import GROUPS, Settings
+from learn2pfed.unrolled.supervision import canonical_order, folds_of, supervise
+from learn2pfed.unrolled.theta import (
+    THETA_MAX,
+    Moments,
+    adam_step,
+    penalty_gradients,
+    start_common,
+    start_own,
+    theta_of_cells,
+)
+from tests.conftest import Problem
+
+
+def client(n: int, k: int = 3, seed: int = 0, name: str = "a") -> ClientData:
+    g = torch.Generator().manual_seed(seed)
+    return ClientData(
+        name,
+        torch.randn(n, k, generator=g, dtype=torch.float64),
+        torch.randn(n, generator=g, dtype=torch.float64),
+    )
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 50])
+@pytest.mark.parametrize("n_folds", [2, 3, 5])
+def test_folds_cut_every_row_into_exactly_one_part(n: int, n_folds: int) -> None:
+    repeats = folds_of(client(n), Settings(n_folds=n_folds, n_repeats=4))
+    assert len(repeats) == 4
+    for parts in repeats:
+        assert len(parts) == n_folds
+        assert sorted(np.concatenate(parts).tolist()) == list(range(n))
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_folds_differ_between_repeats_seeds_and_clients() -> None:
+    one = folds_of(client(40), Settings())
+    assert any((one[0][0].tolist() != other[0].tolist()) for other in one[1:])
+    assert one[0][0].tolist() != folds_of(client(40), Settings(seed=1))[0][0].tolist()
+    assert canonical_order(client(40))[1] != canonical_order(client(40, seed=1))[1]
+
+
+@pytest.mark.parametrize("supervision", ["train", "holdout", "crossval"])
+def test_training_and_judging_rows_together_are_all_rows(supervision: str) -> None:
+    data, chosen = client(23), Settings(supervision=supervision)
+    problem = supervise(data, chosen)
+    full = SquaredLoss.of_rows(data.X, data.y)
+    if supervision == "train":
+        torch.testing.assert_close(problem.train.A[0, 0], full.A)
+        torch.testing.assert_close(problem.judge.c[0, 0], full.c)
+        return
+    n_splits = 1 if supervision == "holdout" else chosen.n_folds * chosen.n_repeats
+    assert problem.train.A.shape == (n_splits, 1, 3, 3)
+    both = problem.train + problem.judge
+    torch.testing.assert_close(both.A, full.A.expand(n_splits, 1, 3, 3))
+    torch.testing.assert_close(both.b, full.b.expand(n_splits, 1, 3))
+    assert (both.n == 23).all()
+    if supervision == "holdout":
+        assert int(problem.judge.n[0, 0]) == round(0.25 * 23)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 1000), order=st.permutations(range(12)), unit=st.floats(1e-3, 1e3))
+def test_splits_do_not_depend_on_order_name_or_units(seed: int, order: list[int], unit: float) -> None:
+    data = client(12, seed=seed)
+    moved = ClientData("another name", data.X[order], data.y[order])
+    ours, theirs = supervise(data, Settings()), supervise(moved, Settings())
+    torch.testing.assert_close(ours.train.A, theirs.train.A)
+    torch.testing.assert_close(ours.judge.b, theirs.judge.b)
+    scaled = supervise(ClientData("a", data.X * unit, data.y * unit), Settings())
+    torch.testing.assert_close(ours.train.A * unit**2, scaled.train.A)
+
+
+def test_theta_stays_positive_and_bounded_however_far_it_is_pushed() -> None:
+    chosen = Settings(learn=GROUPS, sharing="mixed", learning_rate=3.0, n_warmup=0, decay=False)
+    loss = Problem(M=2, k=2).loss
+    common, own = start_common(chosen, 2), start_own(chosen, loss, loss)
+    for sign in (1.0, -1.0):
+        raw, memory = list(own.values()), Moments.zeros(list(own.values()))
+        for epoch in range(50):
+            raw, memory = adam_step(chosen, epoch, raw, [sign * torch.ones_like(x) for x in raw], memory)
+        (theta, *_) = theta_of_cells(common, dict(zip(own, raw, strict=True)), 1)
+        assert all((group > 0).all() and torch.isfinite(group).all() for group in theta)
+        assert (theta.theta <= THETA_MAX).all()
+
+
+def test_adam_step_changes_nothing_in_place() -> None:
+    before = [torch.zeros(3, dtype=torch.float64)]
+    memory = Moments.zeros(before)
+    after, kept = adam_step(Settings(n_warmup=0), 0, before, [torch.ones(3, dtype=torch.float64)], memory)
+    assert (before[0] == 0).all()
+    assert (memory.first[0] == 0).all()
+    torch.testing.assert_close(after[0], torch.full((3,), -0.1, dtype=torch.float64))
+    assert float(kept.steps[0]) == 1
+
+
+def test_the_start_of_theta_is_what_the_settings_say() -> None:
+    loss = Problem(M=2, k=3, n=8).loss
+    paper = Settings.paper(seed=4)
+    theta = theta_of_cells(start_common(paper, 3), start_own(paper, loss, loss), paper.n_cells)[0]
+    assert ((theta.lam > 0) & (theta.lam < 0.001)).all()
+    assert torch.equal(theta.lam[0], theta.lam[1])
+    for group in (theta.rho, theta.eta, theta.gamma, theta.theta):
+        torch.testing.assert_close(group, torch.full((2, 1), 0.01, dtype=torch.float64))
+    torch.testing.assert_close(theta.p, torch.full((2, 1), 8.0, dtype=torch.float64))
+    ours = Settings()
+    theta = theta_of_cells(start_common(ours, 3), start_own(ours, loss, loss), ours.n_cells)[0]
+    size = loss.A.diagonal(dim1=-2, dim2=-1).mean((0, -1))
+    torch.testing.assert_close(theta.rho[:, 0], ours.rho_start * size)
+    torch.testing.assert_close(theta.theta, torch.ones(2, 1, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("sharing", ["common", "per-client", "mixed"])
+def test_penalty_gradients_are_those_of_the_penalty(sharing: str) -> None:
+    chosen = Settings(sharing=sharing, lam_spread=2.0, deviation_spread=0.7)
+    common = torch.randn(1, 3, dtype=torch.float64, requires_grad=True)
+    own = torch.randn(4, 1, 3, dtype=torch.float64, requires_grad=True)
+    if sharing == "per-client":
+        value = (own + common.detach()).square().sum() / (2 * 2.0**2)
+    else:
+        value = common.square().sum() / (2 * 2.0**2) + own.square().sum() / (2 * 0.7**2)
+    by_common, by_own = torch.autograd.grad(value, (common, own), allow_unused=True)
+    ours = penalty_gradients(chosen, common.detach(), {"lam": own.detach()})
+    torch.testing.assert_close(ours[0], torch.zeros_like(common) if by_common is None else by_common)
+    torch.testing.assert_close(ours[1], by_own)
+
+
+def test_cells_share_theta_when_tied_and_have_their_own_when_not() -> None:
+    loss = Problem(M=2, k=3).loss
+    for tied, n_kinds in ((True, 1), (False, 5)):
+        chosen = Settings(tied=tied, n_cells=5)
+        cells = theta_of_cells(start_common(chosen, 3), start_own(chosen, loss, loss), 5)
+        assert len(cells) == 5
+        assert len({id(theta.lam) for theta in cells}) == n_kinds
