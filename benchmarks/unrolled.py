@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import resource
 import statistics
 import time
@@ -149,6 +150,8 @@ def growth(name: str, sizes: list[int], make: Callable[[int], Callable[[], objec
         step = f", {seconds / table[-1]['seconds']:.2f} times the last" if table else ""
         print(f"  {name} = {size:>9,}: {seconds * 1e3:10.2f} ms{step}; peak memory {peak_gigabytes():.2f} GB")
         table.append({name: size, "seconds": seconds, "peak_GB": peak_gigabytes()})
+    span = math.log(table[-1]["seconds"] / table[0]["seconds"]) / math.log(sizes[-1] / sizes[0])
+    print(f"  from {sizes[0]:,} to {sizes[-1]:,}: as {name} to the power {span:.2f} (0 is flat, 1 is linear)")
     return table
 
 

@@ -110,6 +110,16 @@ def test_the_value_is_half_the_squared_residual(problem: Problem) -> None:
     assert float(both.n[0, 0]) == 14
 
 
+def one_cell(problem: Problem, n_cells: int = 1) -> object:
+    return lambda s, w, t: problem.loss.cells([t] * n_cells, s, w)
+
+
+def chain(problem: Problem, state: State, w: Tensor, theta: Theta, n_cells: int = 3) -> tuple[State, Tensor]:
+    for _ in range(n_cells):
+        state, w = cell(problem.loss, state, w, theta)
+    return state, w
+
+
 def through(function: object, problem: Problem, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     state, w = function(State(*inputs[:3]), inputs[3], Theta(*inputs[4:]))  # type: ignore[operator]
     return (*state, w)
@@ -125,8 +135,8 @@ def test_the_adjoint_by_hand_is_torch_s(block: int, monkeypatch: pytest.MonkeyPa
     problem = Problem(seed=3)
     at = leaves(problem)
     bars = [torch.randn(x.shape, dtype=torch.float64) for x in at[:4]]
-    by_hand = through(problem.loss.cell, problem, tuple(at))
-    by_torch = through(lambda s, w, t: cell(problem.loss, s, w, t), problem, tuple(at))
+    by_hand = through(one_cell(problem, 3), problem, tuple(at))
+    by_torch = through(lambda s, w, t: chain(problem, s, w, t), problem, tuple(at))
     for ours, theirs in zip(by_hand, by_torch, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-14)
     for ours, theirs in zip(
@@ -136,16 +146,16 @@ def test_the_adjoint_by_hand_is_torch_s(block: int, monkeypatch: pytest.MonkeyPa
 
 
 def test_gradcheck_through_a_cell(problem: Problem) -> None:
-    assert torch.autograd.gradcheck(lambda *x: through(problem.loss.cell, problem, x), leaves(problem))
+    assert torch.autograd.gradcheck(lambda *x: through(one_cell(problem), problem, x), leaves(problem))
 
 
 @pytest.mark.parametrize("group", range(6))
 def test_the_adjoint_gives_only_what_is_asked(problem: Problem, group: int) -> None:
     """A group that is fixed costs nothing and changes nothing in the others' gradients."""
     every = leaves(problem)
-    whole = torch.autograd.grad(sum(x.sum() for x in through(problem.loss.cell, problem, tuple(every))), every)
+    whole = torch.autograd.grad(sum(x.sum() for x in through(one_cell(problem), problem, tuple(every))), every)
     one = [x.detach().requires_grad_(place == 4 + group) for place, x in enumerate(every)]
-    outputs = through(problem.loss.cell, problem, tuple(one))
+    outputs = through(one_cell(problem), problem, tuple(one))
     (slope,) = torch.autograd.grad(sum(x.sum() for x in outputs), one[4 + group])
     torch.testing.assert_close(slope, whole[4 + group])
 

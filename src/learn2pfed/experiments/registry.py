@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from multiprocessing import active_children, get_context
 from typing import Any
 
@@ -76,11 +77,14 @@ def run_all(experiment: Experiment, config: Config, tasks: list[Task], n_jobs: i
         for task in tasks:
             yield task, work(experiment.name, arguments, task)
         return
-    pool = ProcessPoolExecutor(n_jobs, mp_context=get_context("spawn"), initializer=_start_worker)
+    pool = ProcessPoolExecutor(
+        n_jobs, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+    )
     try:
-        waiting: dict[Future[Done], Task] = {
-            pool.submit(work, experiment.name, arguments, task): task for task in tasks
-        }
+        with _deaf_to_ctrl_c():
+            waiting: dict[Future[Done], Task] = {
+                pool.submit(work, experiment.name, arguments, task): task for task in tasks
+            }
         while waiting:
             ended, _ = wait(waiting, return_when=FIRST_COMPLETED)
             for future in sorted(ended, key=lambda future: tasks.index(waiting[future])):
@@ -93,7 +97,11 @@ def run_all(experiment: Experiment, config: Config, tasks: list[Task], n_jobs: i
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _start_worker() -> None:
-    """One thread each; Ctrl-C is for the parent, which ends its workers itself."""
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """Processes started here ignore Ctrl-C: it is for their parent, which ends them itself."""
+    heard = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, heard)

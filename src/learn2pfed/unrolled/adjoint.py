@@ -1,127 +1,173 @@
-"""The cell backwards, by hand: one node of the autograd graph for a whole cell with squared loss.
+"""L cells with squared loss as one node of the autograd graph: the cell backwards, by hand.
 
 With H = (A + ρI)⁻¹ and, going forward, r = z - v + w, α' = α + θr, t = w + z + α', v' = H(ρt + b), u = v' - w - α',
 s = η/(Λ + η), z' = su, m = v' - z' - α', c = pγ, w' = Σ c m / Σ c, the adjoints (bars) going back are
 
     m̄ = c w̄'/Σc,   c̄ = Σ_k w̄'(m - w')/Σc,   p̄ = γ c̄,   γ̄ = p c̄
     z̄' -= m̄,   ū = s z̄',   Λ̄ = -z̄'u s/(Λ + η),   η̄ = Σ_k z̄'u (1 - s)/(Λ + η)
-    g = H(v̄' + m̄ + ū),   ρ̄ = Σ_k g(t - v'),   t̄ = ρg
+    g = H(v̄' + m̄ + ū),   ρ̄ = Σ_k g(t - v') = Σ_k g(z - u),   t̄ = ρg
     ᾱ = ᾱ' - m̄ - ū + t̄,   θ̄ = Σ_k ᾱ r,   r̄ = θᾱ,   z̄ = t̄ + r̄,   v̄ = -r̄,   w̄ = Σ_i (t̄ - ū + r̄).
 
-torch's own derivatives of the four equations give the same (tested) in more nodes and about twice the time.
+torch's own derivatives of the four equations give the same (tested), in more nodes, more memory and more time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from learn2pfed.unrolled.cell import State, Theta, alpha_step, contribution, solve_shifted, v_step, w_step, z_step
+from learn2pfed.unrolled.cell import (
+    State,
+    Theta,
+    alpha_step,
+    contribution,
+    solve_shifted,
+    v_step,
+    w_step,
+    z_step,
+)
 
-BLOCK = 4096
-"""Clients computed at once: small enough for a processor's cache, so that a cell's cost stays linear in clients."""
-
-
-class SquaredCell(torch.autograd.Function):
-    """cell(): (α, v, z, w; Θ) → (α', v', z', w'), eq. (9)-(12), for F_i(v) = ½‖X_i v - Y_i‖²."""
-
-    @staticmethod
-    def forward(ctx: Any, b: Tensor, curvature: Tensor, basis: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The four equations, block by block."""
-        alpha, v, z, w, *groups = inputs
-        parts = [_forward(w, *block) for block in _blocks(basis, b, curvature, alpha, v, z, *groups)]
-        *after, totals, weights = zip(*parts, strict=True)
-        alpha_, v_, z_ = map(_join, after)
-        w_ = w_step(sum(totals[1:], start=totals[0]), sum(weights[1:], start=weights[0]))
-        ctx.save_for_backward(w, w_, curvature, v, z, alpha_, v_, z_, *groups, basis)
-        return alpha_, v_, z_, w_
-
-    @staticmethod
-    def backward(ctx: Any, *bars: Tensor) -> tuple[Tensor | None, ...]:
-        """The adjoints above, block by block."""
-        w, w_, *saved, basis = ctx.saved_tensors
-        theta = Theta(*saved[-6:])
-        wanted = Theta(*ctx.needs_input_grad[7:])
-        *state_bars, w_bar = bars
-        total_bar = (w_bar / (theta.p * theta.gamma).sum(-2)).unsqueeze(-2)
-        blocks = _blocks(basis, *state_bars, *saved)
-        parts = [_backward(wanted, total_bar, w, w_, *block) for block in blocks]
-        *before, w_bars = zip(*(part[:4] for part in parts), strict=True)
-        by_theta = (_join([part[4][name] for part in parts]) if name in parts[0][4] else None for name in Theta._fields)
-        return None, None, None, *map(_join, before), sum(w_bars[1:], start=w_bars[0]), *by_theta
+BLOCK = 8192
+"""Clients computed at once. Larger temporaries cost more in fresh memory than they save in calls: see the benchmark."""
 
 
-def _blocks(basis: Tensor, *others: Tensor) -> Iterable[tuple[Tensor, ...]]:
-    """The same tensors for BLOCK clients at a time."""
-    if basis.shape[-3] <= BLOCK:
-        return [(basis, *others)]
-    return zip(torch.split(basis, BLOCK, -3), *(torch.split(other, BLOCK, -2) for other in others), strict=True)
+class Eigen(NamedTuple):
+    """X_iᵀY_i and the eigendecomposition of X_iᵀX_i, of a block of clients."""
+
+    b: Tensor
+    curvature: Tensor
+    basis: Tensor
+
+
+def split_clients(tensor: Tensor, dim: int = -2) -> tuple[Tensor, ...]:
+    """The tensor in blocks of clients."""
+    return (tensor,) if tensor.shape[dim] <= BLOCK else torch.split(tensor, BLOCK, dim)
 
 
 def _join(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), -2)
 
 
-def _forward(
-    w: Tensor, basis: Tensor, b: Tensor, curvature: Tensor, alpha: Tensor, v: Tensor, z: Tensor, *groups: Tensor
-) -> tuple[Tensor, ...]:
+class SquaredPass(torch.autograd.Function):
+    """(α⁰, v⁰, z⁰, w⁰; Θ) → (α, v, z, w) after L cells, eq. (9)-(12), for F_i(v) = ½‖X_i v - Y_i‖².
+
+    `which` says for each cell which of the given Θ it has: all the same when tied. `detach` takes every w as constant.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, eigen: Sequence[Eigen], which: Sequence[int], detach: bool, *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Cell by cell, block by block; what enters each cell is kept for the way back."""
+        alpha, v, z, w, *groups = inputs
+        states = [State(*parts) for parts in zip(*map(split_clients, (alpha, v, z)), strict=True)]
+        thetas = [
+            [Theta(*parts) for parts in zip(*map(split_clients, groups[at : at + 6]), strict=True)]
+            for at in range(0, len(groups), 6)
+        ]
+        trail = [(states, w)]
+        for copy in which:
+            parts = [_forward(w, *part) for part in zip(eigen, states, thetas[copy], strict=True)]
+            states = [after for after, _, _ in parts]
+            w = w_step(_add(total for _, total, _ in parts), _add(weight for _, _, weight in parts))
+            trail.append((states, w))
+        ctx.eigen, ctx.which, ctx.detach, ctx.thetas, ctx.trail = eigen, which, detach, thetas, trail
+        # Copies: an output that the context also held would keep itself alive.
+        return *(torch.cat(parts, -2) for parts in zip(*states, strict=True)), w.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *bars: Tensor) -> tuple[Tensor | None, ...]:
+        """The adjoints above, from the last cell to the first; gradients only of the groups that are learned."""
+        *outer, w_bar = bars
+        state_bars = [State(*parts) for parts in zip(*map(split_clients, outer), strict=True)]
+        flags = ctx.needs_input_grad[7:]
+        wanted = [Theta(*flags[at : at + 6]) for at in range(0, len(flags), 6)]
+        slopes = [[Slopes(which) for _ in part] for which, part in zip(wanted, ctx.thetas, strict=True)]
+        for ell in range(len(ctx.which), 0, -1):
+            copy = ctx.which[ell - 1]
+            (befores, w), (afters, w_) = ctx.trail[ell - 1], ctx.trail[ell]
+            total_bar = w_bar / _add((theta.p * theta.gamma).sum(-2) for theta in ctx.thetas[copy])
+            blocks = zip(ctx.eigen, befores, afters, state_bars, ctx.thetas[copy], slopes[copy], strict=True)
+            parts = [_backward(total_bar.unsqueeze(-2), w.unsqueeze(-2), w_.unsqueeze(-2), *block) for block in blocks]
+            state_bars = [before for before, _ in parts]
+            w_bar = torch.zeros_like(w) if ctx.detach else _add(part for _, part in parts)
+        by_theta = [
+            _join([slope.of(theta, name) for slope, theta in zip(*copy, strict=True)]) if needed else None
+            for which, *copy in zip(wanted, slopes, ctx.thetas, strict=True)
+            for name, needed in zip(Theta._fields, which, strict=True)
+        ]
+        return None, None, None, *map(_join, zip(*state_bars, strict=True)), w_bar, *by_theta
+
+
+def _add(parts: Iterable[Tensor]) -> Tensor:
+    first, *rest = parts
+    return sum(rest, start=first)
+
+
+def _forward(w: Tensor, eigen: Eigen, state: State, theta: Theta) -> tuple[State, Tensor, Tensor]:
     """α', v', z' of a block, and its part of the two sums of eq. (12)."""
-    theta = Theta(*groups)
-    alpha_ = alpha_step(alpha, v, z, w, theta.theta)
-    target = w.unsqueeze(-2) + z + alpha_
-    v_ = v_step(b, curvature, basis, target, theta.rho)
-    z_ = z_step(alpha_, v_, w, theta.lam, theta.eta)
-    total, c = contribution(State(alpha_, v_, z_), theta.p, theta.gamma)
-    return alpha_, v_, z_, total.sum(-2), c.sum(-2)
+    alpha_ = alpha_step(state.alpha, state.v, state.z, w, theta.theta)
+    v_ = v_step(*eigen, w.unsqueeze(-2) + state.z + alpha_, theta.rho)
+    after = State(alpha_, v_, z_step(alpha_, v_, w, theta.lam, theta.eta))
+    total, c = contribution(after, theta.p, theta.gamma)
+    return after, total.sum(-2), c.sum(-2)
+
+
+class Slopes:
+    """Sums over cells from which the gradients of one Θ follow: of what is learned, and reduced only once."""
+
+    def __init__(self, wanted: Theta) -> None:
+        self.wanted = wanted
+        self.c = self.shrink = self.rho = self.theta = torch.zeros(())
+
+    def of(self, theta: Theta, name: str) -> Tensor:
+        """The gradient of one group, (M, k) or (M, 1)."""
+        if name in ("p", "gamma"):
+            other = theta.gamma if name == "p" else theta.p
+            return other * self.c.sum((0, -1)).unsqueeze(-1)
+        if name in ("lam", "eta"):
+            weight = theta.lam + theta.eta
+            slope = self.shrink.sum(0) / weight.square()
+            return -slope * theta.eta if name == "lam" else (slope * theta.lam).sum(-1, keepdim=True)
+        summed: Tensor = getattr(self, name)
+        return summed.sum((0, -1)).unsqueeze(-1)
 
 
 def _backward(
-    wanted: Theta,
-    total_bar: Tensor,  # w̄'/Σc
+    total_bar: Tensor,  # w̄'/Σc, as w and w' with a client axis
     w: Tensor,
     w_: Tensor,
-    basis: Tensor,
-    alpha_bar: Tensor,
-    v_bar: Tensor,
-    z_bar: Tensor,
-    curvature: Tensor,
-    v: Tensor,
-    z: Tensor,
-    alpha_: Tensor,
-    v_: Tensor,
-    z_: Tensor,
-    *groups: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Tensor]]:
-    """ᾱ, v̄, z̄, the block's part of w̄, and the gradients of the wanted groups."""
-    theta = Theta(*groups)
-    w, w_ = w.unsqueeze(-2), w_.unsqueeze(-2)
-    slopes: dict[str, Tensor] = {}
-
+    eigen: Eigen,
+    before: State,
+    after: State,
+    bar: State,
+    theta: Theta,
+    slopes: Slopes,
+) -> tuple[State, Tensor]:
+    """The adjoint of what entered the cell and the block's part of w̄; what the gradients need is added to `slopes`."""
+    alpha_, v_, z_ = after
+    u = v_ - w - alpha_
     m_bar = theta.p * theta.gamma * total_bar
-    if wanted.p or wanted.gamma:
-        c_bar = (total_bar * (v_ - z_ - alpha_ - w_)).sum((0, -1)).unsqueeze(-1)
-        slopes |= {"p": theta.gamma * c_bar, "gamma": theta.p * c_bar}
+    if slopes.wanted.p or slopes.wanted.gamma:
+        slopes.c = slopes.c + total_bar * (u - z_ + (w - w_))
 
-    z_bar = z_bar - m_bar
-    weight = theta.lam + theta.eta
-    s = theta.eta / weight
-    u_bar = s * z_bar
-    if wanted.lam or wanted.eta:
-        slope = (z_bar * (v_ - w - alpha_)).sum(0) / weight
-        slopes |= {"lam": -slope * s, "eta": (slope * (1 - s)).sum(-1, keepdim=True)}
+    z_bar = bar.z - m_bar
+    u_bar = theta.eta / (theta.lam + theta.eta) * z_bar
+    if slopes.wanted.lam or slopes.wanted.eta:
+        slopes.shrink = slopes.shrink + z_bar * u
 
-    moved = m_bar + u_bar
-    g = solve_shifted(curvature, basis, v_bar + moved, theta.rho)
-    if wanted.rho:
-        slopes["rho"] = (g * (w + z + alpha_ - v_)).sum((0, -1)).unsqueeze(-1)
-    t_bar = theta.rho * g
+    moved = m_bar.add_(u_bar)
+    g = solve_shifted(eigen.curvature, eigen.basis, bar.v + moved, theta.rho)
+    if slopes.wanted.rho:
+        slopes.rho = slopes.rho + g * (before.z - u)
+    t_bar = g.mul_(theta.rho)
 
-    alpha_bar = alpha_bar - moved + t_bar
-    if wanted.theta:
-        slopes["theta"] = (alpha_bar * (z - v + w)).sum((0, -1)).unsqueeze(-1)
+    alpha_bar = (bar.alpha - moved).add_(t_bar)
+    if slopes.wanted.theta:
+        slopes.theta = slopes.theta + alpha_bar * (before.z - before.v + w)
     r_bar = theta.theta * alpha_bar
-    z_before = t_bar + r_bar
-    return alpha_bar, -r_bar, z_before, (z_before - u_bar).sum(-2), slopes
+    z_before = t_bar.add_(r_bar)
+    return State(alpha_bar, r_bar.neg_(), z_before), (z_before - u_bar).sum(-2)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learn2pfed.unrolled.adjoint import SquaredCell
+from learn2pfed.unrolled.adjoint import Eigen, SquaredPass, split_clients
 from learn2pfed.unrolled.cell import State, Theta, v_gradient_step, v_step
 
 
@@ -64,11 +64,18 @@ class SquaredLoss:
         Av = (self.A @ v.unsqueeze(-1)).squeeze(-1)
         return 0.5 * (((Av - 2.0 * self.b) * v).sum(-1) + self.c)
 
-    def cell(self, state: State, w: Tensor, theta: Theta) -> tuple[State, Tensor]:
-        """One whole cell as a single node of the autograd graph."""
-        node: Any = SquaredCell.apply
-        *after, w = node(self.b, self.curvature, self.basis, *state, w, *theta)
+    def cells(self, thetas: Sequence[Theta], state: State, w: Tensor, detach: bool = False) -> tuple[State, Tensor]:
+        """L cells as a single node of the autograd graph; cells may share a Θ."""
+        distinct = list({id(theta): theta for theta in thetas}.values())
+        which = [next(at for at, other in enumerate(distinct) if other is theta) for theta in thetas]
+        node: Any = SquaredPass.apply
+        *after, w = node(self._blocks, which, detach, *state, w, *(group for theta in distinct for group in theta))
         return State(*after), w
+
+    @cached_property
+    def _blocks(self) -> list[Eigen]:
+        parts = (split_clients(self.b), split_clients(self.curvature), split_clients(self.basis, -3))
+        return [Eigen(*part) for part in zip(*parts, strict=True)]
 
     def v_step(self, v: Tensor, target: Tensor, rho: Tensor) -> Tensor:
         """Eq. (10); the exact minimiser does not depend on the start v."""

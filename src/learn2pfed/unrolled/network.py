@@ -22,7 +22,7 @@ def unroll(
 ) -> Iterator[tuple[State, Tensor]]:
     """(α, v, z) and w after cell 1, 2, .. L; `detach` cuts w out of the graph (gradient = local)."""
     for theta in thetas:
-        state, w = loss.cell(state, w, theta) if isinstance(loss, SquaredLoss) else cell(loss, state, w, theta)
+        state, w = cell(loss, state, w, theta)
         if detach:
             w = w.detach()
         yield state, w
@@ -31,7 +31,9 @@ def unroll(
 def forward(
     loss: Loss, thetas: Sequence[Theta], state: State, w: Tensor, *, detach: bool = False
 ) -> tuple[State, Tensor]:
-    """(α, v, z) and w after cell L."""
+    """(α, v, z) and w after cell L; with squared loss as one node of the autograd graph."""
+    if isinstance(loss, SquaredLoss):
+        return loss.cells(thetas, state, w, detach)
     for state, w in unroll(loss, thetas, state, w, detach=detach):  # noqa: B007, B020
         pass
     return state, w
