@@ -74,12 +74,16 @@ def test_the_quality_table_takes_medians_of_ratios() -> None:
 
 
 def test_documents_get_their_tables_and_say_where_they_lack_a_place() -> None:
-    text = "before\n<!-- tables:polynomial -->\nold\n<!-- /tables:polynomial -->\nafter"
+    text = "before\n<!-- tables:polynomial -->\nold\n<!-- /tables -->\nmore <!-- tables:layers --> kept\nafter"
     new = with_tables(text, made())
     assert "0.600 ± 0.14" in new
     assert "old" not in new
     assert new.startswith("before")
-    assert new.endswith("after")
+    assert new.endswith("more <!-- tables:layers --> kept\nafter")
+    one = with_tables("<!-- tables:polynomial MSE -->\n<!-- /tables -->", made())
+    assert one.count("| MSE |") == 1
+    assert "RMSE" not in one
+    assert with_tables(new, made()) == new
     with pytest.raises(Learn2pFedError, match="no place for polynomial"):
         with_tables("nothing here", made())
 

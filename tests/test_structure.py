@@ -42,15 +42,19 @@ def test_nothing_is_unpickled() -> None:
             assert word not in text, f"{word} in {path}"
 
 
-KEPT = sorted((ROOT / "docs" / "results").glob("*.json"))
+KEPT = sorted(path for path in (ROOT / "docs" / "results").glob("*.json") if "." not in path.stem)
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-@pytest.mark.parametrize("file", [path for path in KEPT if "." not in path.stem], ids=lambda path: path.stem)
+@pytest.mark.parametrize("file", KEPT, ids=lambda path: path.stem)
 def test_tables_in_the_documents_are_those_of_the_runs(file: Path) -> None:
     results = read_results(file)
-    document = ROOT / "docs" / "results.md"
-    text = document.read_text()
-    assert with_tables(text, results) == text, f"run: learn2pfed report {file.relative_to(ROOT)} --into docs/results.md"
+    shown = [path for path in DOCUMENTS if f"<!-- tables:{file.stem}" in path.read_text()]
+    assert shown, f"{file.stem} is in no document"
+    for path in shown:
+        text = path.read_text()
+        names = file.relative_to(ROOT), path.relative_to(ROOT)
+        assert with_tables(text, results) == text, f"run: learn2pfed report {names[0]} --into {names[1]}"
 
 
 def test_the_runs_behind_the_tables_are_kept() -> None:

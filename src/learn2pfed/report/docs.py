@@ -11,23 +11,23 @@ from learn2pfed.results.records import Results
 from learn2pfed.results.store import write_whole
 
 
-def block(results: Results) -> str:
-    """The experiment's tables as Markdown between its two marks."""
-    name = results.experiment
-    parts = [f"**{table.title}**\n\n{table.markdown()}" for table in tables(results)]
-    return f"<!-- tables:{name} -->\n\n" + "\n\n".join(parts) + f"\n\n<!-- /tables:{name} -->"
-
-
 def with_tables(text: str, results: Results) -> str:
-    """The document with the experiment's tables replaced."""
+    """The document with the experiment's tables replaced between its marks.
+
+    `<!-- tables:polynomial -->` to `<!-- /tables -->` takes all tables, `<!-- tables:polynomial MSE -->` only that one.
+    """
     name = re.escape(results.experiment)
-    pattern = re.compile(rf"<!-- tables:{name} -->.*?<!-- /tables:{name} -->", re.DOTALL)
+    pattern = re.compile(rf"(<!-- tables:{name}( [^>]*?)? -->).*?<!-- /tables -->", re.DOTALL)
     if not pattern.search(text):
-        raise Learn2pFedError(
-            f"The document has no place for {results.experiment}: "
-            f"add <!-- tables:{results.experiment} --> and <!-- /tables:{results.experiment} -->."
-        )
-    return pattern.sub(lambda _: block(results), text)
+        mark = f"<!-- tables:{results.experiment} -->"
+        raise Learn2pFedError(f"The document has no place for {results.experiment}: add {mark} and <!-- /tables -->.")
+    return pattern.sub(lambda found: _block(results, found[1], (found[2] or "").strip()), text)
+
+
+def _block(results: Results, mark: str, wanted: str) -> str:
+    chosen = [table for table in tables(results) if not wanted or table.title.endswith(f": {wanted}")]
+    parts = [table.markdown() if wanted else f"**{table.title}**\n\n{table.markdown()}" for table in chosen]
+    return "\n\n".join([mark, *parts, "<!-- /tables -->"])
 
 
 def update_tables(document: Path, results: Results) -> None:
