@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test check report clean
+.PHONY: run test clean
 
 run: .venv/ready
 	$(BIN)/learn2pfed run polynomial

@@ -11,7 +11,6 @@ from learn2pfed.unrolled.cell import State, Theta
 from learn2pfed.unrolled.losses import SquaredLoss
 
 torch.set_num_threads(1)
-torch.set_default_dtype(torch.float32)  # the product must not depend on it
 
 
 class Problem:

@@ -99,7 +99,7 @@ def test_ctrl_c_leaves_a_run_that_can_go_on(here: Path) -> None:
     os.killpg(run.pid, signal.SIGINT)  # as a terminal does: the whole group
     said, complaint = run.communicate(timeout=120)
     assert run.returncode == 130, complaint
-    assert "--resume --out x" in said
+    assert "go on with: learn2pfed run polynomial --resume --out x" in said
     assert "Traceback" not in complaint
     n_kept = len(json.loads(file.read_text())["rows"])
     assert n_kept > 0
@@ -125,11 +125,16 @@ def test_ctrl_c_leaves_a_run_that_can_go_on(here: Path) -> None:
         (["run", "polynomial", "--set", "sizes=random", "--set", "n_rows=50"], "can't be split at random"),
         (["run", "polynomial", "--out", "taken"], "can't be written"),
         (["run", "polynomial", "--set", "learn2pfed.learn=p", "--set", "learn2pfed.gradient=local"], "only through w"),
+        (["run", "layers", "--set", "depths=0"], "depths.0: input should be greater than or equal to 1"),
+        (["run", "layers", "--set", "penalties=-1"], "penalties.0: input should be greater than 0"),
+        (["run", "layers", "--algorithms", "magic"], "There is no setting 'algorithms'"),
+        (["run", "polynomial", "--set", "settings=[]"], "settings: tuple should have at least 1 item"),
+        (["run", "polynomial", "--out", "x" * 300], "can't be used"),
         (["report", "absent"], "can't be read"),
         (["report", "taken"], "is not a results file of learn2pfed"),
         (
             ["run", "polynomial", "--algorithms", "learn2pfed", "--set", "learn2pfed.learning_rate=1000.0"],
-            "diverged at epoch",
+            "Learn2pFed, setting 1, seed 0: Learn2pFed diverged at epoch",
         ),
     ],
 )
@@ -152,11 +157,18 @@ def test_a_mistake_is_one_sentence_exit_code_2_and_nothing_written(
 
 
 def test_one_client_and_few_rows_work(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for change in ("n_clients=1", "n_rows=20"):
+    for change in ("n_clients=1", "n_rows=20", "learn2pfed.lam_spread=none"):
         ask = ["run", "polynomial", *QUICK, "--set", change, "--set", "settings=1", "--out", change]
         assert call(monkeypatch, *ask) == 0
         rows = json.loads((here / change / "results.json").read_text())["rows"]
         assert {row["algorithm"] for row in rows} >= {"Learn2pFed", "REML (limit)"}
+
+
+def test_nothing_to_learn_and_parts_of_a_table_work(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = ["run", "polynomial", "--jobs", "1", "--seeds", "1", "--algorithms", "learn2pfed"]
+    assert call(monkeypatch, *ask, "--set", "learn2pfed.n_epochs=0") == 0
+    assert call(monkeypatch, "run", "quality", "--jobs", "1", "--seeds", "1", "--algorithms", "local-only,reml") == 0
+    assert call(monkeypatch, "run", "polynomial", *QUICK, "--set", "n_rows=4", "--set", "n_clients=4") == 0
 
 
 def test_list_and_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,8 @@ NAMES = ["one", "height"]
         ([GOOD, ("south", [[1.0, 0.0]], [np.inf])], "client 'south' has 1 missing .* in the target"),
         ([GOOD, ("south", [[1.0, 2.0, 3.0]], [0.0])], "client 'south' has 3 features where 2 are named"),
         ([GOOD, GOOD], "client 'north' appears twice"),
+        ([GOOD, ("south", [[1.0, 2.0], [1.0]], [0.0, 1.0])], "client 'south': X is not a table of numbers"),
+        ([GOOD, ("south", [["a", "b"]], [0.0])], "client 'south': X is not a table of numbers"),
         ([GOOD, ("south", [[1.0, 2.0]], [0.0, 1.0])], "client 'south' has 1 rows of features but 2 targets"),
         ([GOOD, ("south", [1.0, 2.0], [0.0])], r"client 'south': X must be \(rows, features\)"),
         ([("north", [[1.0, 0.0], [2.0, 0.0]], [0.0, 1.0])], "column 'height' is zero in every row"),

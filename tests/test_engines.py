@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
-from learn2pfed.algorithms.base import Spec
+from learn2pfed.algorithms.base import Outcome, Spec
 from learn2pfed.algorithms.learn2pfed import Learn2pFed
 from learn2pfed.engines.messages import decode, encode, receive, size
 from learn2pfed.engines.plain import run_plain
 from learn2pfed.engines.simulation import run_simulation
-from learn2pfed.errors import Learn2pFedError, MessageError
+from learn2pfed.errors import DivergenceError, MessageError
 from learn2pfed.unrolled.settings import GROUPS, Settings
 from tests.conftest import random_data
 
@@ -65,17 +67,37 @@ def test_same_seed_same_result_to_the_last_bit() -> None:
         assert not torch.equal(one.models, other.models)
 
 
-def test_the_run_goes_on_without_replies_that_are_lost() -> None:
-    data, chosen = random_data(), Settings(**SHORT)
-    lost = {(2 + 2 + number, 1) for number in range(3)} | {(40, 2)}
+def kinds(chosen: Settings) -> list[str]:
+    """The exchanges of a run by number, nobody missing."""
+    epoch = ["epoch", *["cell"] * chosen.n_cells, "loss", *["adjoint"] * chosen.n_cells, "learn"]
+    return ["describe", "prepare", *epoch * chosen.n_epochs, "refit"]
 
-    def wire(number: int, client: int, reply: bytes) -> bytes | None:
-        return None if (number, client) in lost else reply
 
-    outcome = run_plain(Learn2pFed(chosen), data, wire=wire)
-    assert set(outcome.missing) == {1, 2}
-    assert torch.isfinite(outcome.models).all()
+@pytest.mark.parametrize("kind", ["epoch", "cell", "loss", "adjoint", "learn"])
+def test_a_reply_lost_in_one_epoch_leaves_the_client_in_the_run(kind: str) -> None:
+    """The run goes on without it for that epoch, and in the end it has its own model again."""
+    data, chosen = random_data(), Settings(**SHORT | {"n_epochs": 12, "refit_cells": 4000})
+    number = kinds(chosen).index(kind, 40)
+    whole = run_plain(Learn2pFed(chosen), data)
+    outcome = run_plain(Learn2pFed(chosen), data, wire=lambda n, i, reply: None if (n, i) == (number, 1) else reply)
+    assert outcome.missing == {1: 1}
     assert len(outcome.history) == chosen.n_epochs
+    torch.testing.assert_close(outcome.models, whole.models, rtol=0.05, atol=0.02)
+    assert not torch.equal(outcome.models, whole.models)
+
+
+@pytest.mark.parametrize("kind", ["describe", "prepare", "refit"])
+def test_a_step_without_which_there_is_no_part_is_asked_again(kind: str) -> None:
+    data, chosen = random_data(), Settings(**SHORT)
+    number = kinds(chosen).index(kind)
+    whole = run_plain(Learn2pFed(chosen), data)
+    once = run_plain(Learn2pFed(chosen), data, wire=lambda n, i, reply: None if (n, i) == (number, 2) else reply)
+    torch.testing.assert_close(once.models, whole.models)
+    assert once.missing == {2: 1}
+    never = run_plain(Learn2pFed(chosen), data, wire=lambda n, i, reply: None if i == 2 and n >= number else reply)
+    torch.testing.assert_close(never.models[2], never.global_model)
+    assert not torch.allclose(never.models[1], never.global_model)
+    assert len(never.insight["lam"]) == 3
 
 
 def test_a_damaged_reply_counts_as_missing() -> None:
@@ -87,8 +109,15 @@ def test_a_damaged_reply_counts_as_missing() -> None:
 
 
 def test_nobody_answers() -> None:
-    with pytest.raises(Learn2pFedError, match="No client answered 'describe'"):
+    with pytest.raises(DivergenceError, match="No client gave a usable answer to 'describe' in epoch 0"):
         run_plain(Learn2pFed(Settings(**SHORT)), random_data(), wire=lambda *_: None)
+
+
+@pytest.mark.parametrize("run", [run_plain, run_simulation])
+def test_divergence_is_named_on_both_engines(run: Callable[..., Outcome]) -> None:
+    wild = Settings(**SHORT | {"n_epochs": 30}, learn=GROUPS, learning_rate=80.0, decay=False, carry_adjoint=False)
+    with pytest.raises(DivergenceError, match=r"epoch \d+"):
+        run(Learn2pFed(wild), random_data())
 
 
 def test_progress_is_told_every_epoch_on_both_engines() -> None:
@@ -135,10 +164,12 @@ def test_a_client_refuses_what_is_out_of_turn() -> None:
     algorithm, data = Learn2pFed(Settings(**SHORT)), random_data()
     state = algorithm.enter(0, data.clients[0])
     scale = torch.ones(3, dtype=torch.float64)
-    state, _ = algorithm.handle("prepare", state, data.clients[0], {"scale": scale})
+    state, _ = algorithm.handle("prepare", state, data.clients[0], {"scale": scale, "conditioning": scale[:1]})
     w = torch.zeros(6, 3, dtype=torch.float64)
     with pytest.raises(MessageError, match="cell 2 came where cell 1 was due"):
         algorithm.handle("cell", state, data.clients[0], {"w": w, "cell": torch.tensor([2])})
+    with pytest.raises(MessageError, match="kind 'gossip' came"):
+        algorithm.expects("gossip", state)
     said = {"total": w, "weight": scale[:1], "loss": scale[:1], "cell": torch.tensor([1])}
     with pytest.raises(MessageError, match="adjoint of cell 1"):
         algorithm.handle("adjoint", state, data.clients[0], said)
@@ -147,7 +178,8 @@ def test_a_client_refuses_what_is_out_of_turn() -> None:
 def test_handlers_are_pure() -> None:
     algorithm, data = Learn2pFed(Settings(**SHORT)), random_data()
     state = algorithm.enter(0, data.clients[0])
-    state, _ = algorithm.handle("prepare", state, data.clients[0], {"scale": torch.ones(3, dtype=torch.float64)})
+    ones = torch.ones(3, dtype=torch.float64)
+    state, _ = algorithm.handle("prepare", state, data.clients[0], {"scale": ones, "conditioning": ones[:1]})
     said = {"w": torch.ones(6, 3, dtype=torch.float64), "cell": torch.tensor([1])}
     first, reply = algorithm.handle("cell", state, data.clients[0], said)
     second, again = algorithm.handle("cell", state, data.clients[0], said)

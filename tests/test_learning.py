@@ -49,7 +49,9 @@ def test_crossval_beats_alone_together_and_the_paper() -> None:
     ours = curve_errors(study, outcome)["MSE"]
     assert ours < 0.8 * min(mse["local"], mse["global"], mse["paper"])
     assert ours < 1.3 * mse["reml"]
-    assert int(outcome.insight["lam"][0].argmin()) == 3
+    grown = outcome.insight["lam"][0] / outcome.insight["lam_start"][0]
+    assert int(grown.argmin()) == 3
+    assert grown[3] < 0.1 < 1 < grown[0]
     exact = curve_errors(study, exact_inner(study.data, Settings(seed=1)))["MSE"]
     assert ours == pytest.approx(exact, rel=0.05)
 
@@ -117,6 +119,51 @@ def test_divergence_is_named_at_its_epoch() -> None:
     chosen = Settings(learn=GROUPS, learning_rate=80.0, decay=False, n_warmup=3, carry_adjoint=False)
     with pytest.raises(DivergenceError, match=r"diverged at epoch \d+ .*lower learning_rate"):
         run_simulation(Learn2pFed(chosen), random_data())
+
+
+def intercepts(seed: int = 0) -> FederatedData:
+    """Nothing but a mean for each of thirty clients of five rows."""
+    rng = np.random.default_rng(seed)
+    return FederatedData.build([(f"c{i}", np.ones((5, 1)), rng.normal() * 0.5 + rng.normal(size=5)) for i in range(30)])
+
+
+@pytest.mark.parametrize("kind", ["intercepts", "few rows", "well-conditioned"])
+def test_ten_cells_end_where_the_exact_solution_does(kind: str) -> None:
+    data = {
+        "intercepts": intercepts(),
+        "few rows": random_data(M=20, k=6, n=4),
+        "well-conditioned": random_data(M=20, k=3, n=15, spread=0.03),
+    }[kind]
+    outcome = run_simulation(Learn2pFed(Settings()), data)
+    exact = exact_inner(data, Settings())
+    torch.testing.assert_close(outcome.models, exact.models, rtol=0.01, atol=0.01)
+    torch.testing.assert_close(outcome.insight["lam"].log(), exact.insight["lam"].log(), rtol=0, atol=0.2)
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1e6])
+def test_the_unit_of_the_target_does_not_matter(unit: float) -> None:
+    data = random_data()
+    scaled = FederatedData.build([(c.name, c.X, c.y * unit) for c in data.clients])
+    ours, theirs = (run_simulation(Learn2pFed(Settings(n_epochs=60)), part) for part in (data, scaled))
+    torch.testing.assert_close(theirs.models / unit, ours.models, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(theirs.insight["lam"], ours.insight["lam"], rtol=1e-6, atol=0)
+
+
+def test_targets_of_zero_and_features_of_zero_work() -> None:
+    data = random_data()
+    nothing = FederatedData.build([(c.name, c.X, c.y * 0) for c in data.clients])
+    for chosen in (Settings(n_epochs=20), Settings.paper(n_epochs=5)):
+        assert run_simulation(Learn2pFed(chosen), nothing).models.abs().max() < 0.1
+    silent = FederatedData.build(
+        [*((c.name, c.X, c.y) for c in data.clients), ("silent", np.zeros((4, 3)), np.ones(4))]
+    )
+    outcome = run_simulation(Learn2pFed(Settings(n_epochs=60)), silent)
+    torch.testing.assert_close(outcome.models[4], outcome.global_model, rtol=1e-3, atol=1e-3)
+
+
+def test_divergence_in_the_last_epoch_is_noticed_in_the_refit() -> None:
+    with pytest.raises(DivergenceError, match=r"diverged (at epoch|in the refit)"):
+        run_simulation(Learn2pFed(Settings.paper(n_epochs=1, learning_rate=1e4)), random_data())
 
 
 def test_reml_needs_more_rows_than_features() -> None:

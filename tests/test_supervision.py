@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learn2pfed.data.federated import ClientData
+from learn2pfed.errors import Learn2pFedError
 from learn2pfed.unrolled.losses import SquaredLoss
 from learn2pfed.unrolled.settings import GROUPS, Settings
-from learn2pfed.unrolled.supervision import canonical_order, folds_of, supervise
+from learn2pfed.unrolled.supervision import Size, folds_of, outer_objective, supervise, units
 from learn2pfed.unrolled.theta import (
     THETA_MAX,
     Moments,
@@ -36,7 +37,7 @@ def client(n: int, k: int = 3, seed: int = 0, name: str = "a") -> ClientData:
 @pytest.mark.parametrize("n", [1, 2, 7, 50])
 @pytest.mark.parametrize("n_folds", [2, 3, 5])
 def test_folds_cut_every_row_into_exactly_one_part(n: int, n_folds: int) -> None:
-    repeats = folds_of(client(n), Settings(n_folds=n_folds, n_repeats=4))
+    repeats = folds_of(client(n), Settings(n_folds=n_folds, n_repeats=4), 0)
     assert len(repeats) == 4
     for parts in repeats:
         assert len(parts) == n_folds
@@ -45,16 +46,52 @@ def test_folds_cut_every_row_into_exactly_one_part(n: int, n_folds: int) -> None
 
 
 def test_folds_differ_between_repeats_seeds_and_clients() -> None:
-    one = folds_of(client(40), Settings())
+    one = folds_of(client(40), Settings(), 0)
     assert any((one[0][0].tolist() != other[0].tolist()) for other in one[1:])
-    assert one[0][0].tolist() != folds_of(client(40), Settings(seed=1))[0][0].tolist()
-    assert canonical_order(client(40))[1] != canonical_order(client(40, seed=1))[1]
+    assert one[0][0].tolist() != folds_of(client(40), Settings(seed=1), 0)[0][0].tolist()
+    assert one[0][0].tolist() != folds_of(client(40), Settings(), 1)[0][0].tolist()
+
+
+def test_clients_do_not_split_in_step() -> None:
+    """Also where they look alike: one row each, or nothing but an intercept."""
+    held = [
+        supervise(
+            ClientData(str(i), torch.ones(1, 1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)), Settings(), i
+        )
+        for i in range(40)
+    ]
+    rows_in_training = torch.cat([part.train.n for part in held], 1).sum(1)
+    assert ((rows_in_training > 8) & (rows_in_training < 32)).all()
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 10])
+def test_holdout_keeps_rows_on_both_sides(n: int) -> None:
+    problem = supervise(client(n), Settings(supervision="holdout"), 0)
+    assert int(problem.train.n[0, 0]) >= 1
+    assert int(problem.judge.n[0, 0]) == (0 if n == 1 else max(1, round(0.25 * n)))
+
+
+def test_the_units_are_those_of_a_typical_client() -> None:
+    gram = torch.tensor([[4.0, 0.0], [0.0, 100.0]], dtype=torch.float64)
+    scale, conditioning = units(Settings(), gram, 4)
+    torch.testing.assert_close(scale, torch.tensor([1.0, 5.0], dtype=torch.float64))
+    assert conditioning == pytest.approx(1.0)
+    slanted = torch.tensor([[1.0, 0.9], [0.9, 1.0]], dtype=torch.float64)
+    assert units(Settings(), slanted, 1).conditioning == pytest.approx((1.9 * 0.1) ** 0.5)
+    assert torch.equal(units(Settings(scaling=False), gram, 4).scale, torch.ones(2, dtype=torch.float64))
+
+
+def test_a_perfect_fit_leaves_the_objective_finite() -> None:
+    flat = outer_objective(Settings(), torch.tensor(0.0, dtype=torch.float64), Size(10.0, 10.0, 5.0))
+    assert torch.isfinite(flat)
+    with pytest.raises(Learn2pFedError, match="leaves no row to judge by"):
+        outer_objective(Settings(), torch.tensor(0.0), Size(0.0, 10.0, 0.0))
 
 
 @pytest.mark.parametrize("supervision", ["train", "holdout", "crossval"])
 def test_training_and_judging_rows_together_are_all_rows(supervision: str) -> None:
     data, chosen = client(23), Settings(supervision=supervision)
-    problem = supervise(data, chosen)
+    problem = supervise(data, chosen, 0)
     full = SquaredLoss.of_rows(data.X, data.y)
     if supervision == "train":
         torch.testing.assert_close(problem.train.A[0, 0], full.A)
@@ -75,17 +112,17 @@ def test_training_and_judging_rows_together_are_all_rows(supervision: str) -> No
 def test_splits_do_not_depend_on_order_name_or_units(seed: int, order: list[int], unit: float) -> None:
     data = client(12, seed=seed)
     moved = ClientData("another name", data.X[order], data.y[order])
-    ours, theirs = supervise(data, Settings()), supervise(moved, Settings())
+    ours, theirs = supervise(data, Settings(), 3), supervise(moved, Settings(), 3)
     torch.testing.assert_close(ours.train.A, theirs.train.A)
     torch.testing.assert_close(ours.judge.b, theirs.judge.b)
-    scaled = supervise(ClientData("a", data.X * unit, data.y * unit), Settings())
+    scaled = supervise(ClientData("a", data.X * unit, data.y * unit), Settings(), 3)
     torch.testing.assert_close(ours.train.A * unit**2, scaled.train.A)
 
 
 def test_theta_stays_positive_and_bounded_however_far_it_is_pushed() -> None:
     chosen = Settings(learn=GROUPS, sharing="mixed", learning_rate=3.0, n_warmup=0, decay=False)
     loss = Problem(M=2, k=2).loss
-    common, own = start_common(chosen, 2), start_own(chosen, loss, loss)
+    common, own = start_common(chosen, 2), start_own(chosen, loss, loss, 0.5)
     for sign in (1.0, -1.0):
         raw, memory = list(own.values()), Moments.zeros(list(own.values()))
         for epoch in range(50):
@@ -108,17 +145,24 @@ def test_adam_step_changes_nothing_in_place() -> None:
 def test_the_start_of_theta_is_what_the_settings_say() -> None:
     loss = Problem(M=2, k=3, n=8).loss
     paper = Settings.paper(seed=4)
-    theta = theta_of_cells(start_common(paper, 3), start_own(paper, loss, loss), paper.n_cells)[0]
+    theta = theta_of_cells(start_common(paper, 3), start_own(paper, loss, loss, 0.5), paper.n_cells)[0]
     assert ((theta.lam > 0) & (theta.lam < 0.001)).all()
     assert torch.equal(theta.lam[0], theta.lam[1])
     for group in (theta.rho, theta.eta, theta.gamma, theta.theta):
         torch.testing.assert_close(group, torch.full((2, 1), 0.01, dtype=torch.float64))
     torch.testing.assert_close(theta.p, torch.full((2, 1), 8.0, dtype=torch.float64))
     ours = Settings()
-    theta = theta_of_cells(start_common(ours, 3), start_own(ours, loss, loss), ours.n_cells)[0]
+    theta = theta_of_cells(start_common(ours, 3), start_own(ours, loss, loss, 0.5), ours.n_cells)[0]
     size = loss.A.diagonal(dim1=-2, dim2=-1).mean((0, -1))
-    torch.testing.assert_close(theta.rho[:, 0], ours.rho_start * size)
+    torch.testing.assert_close(theta.rho[:, 0], 0.5 * ours.rho_start * size)
     torch.testing.assert_close(theta.theta, torch.ones(2, 1, dtype=torch.float64))
+
+
+def test_no_prior_on_the_common_part_leaves_that_on_deviations() -> None:
+    chosen = Settings(sharing="mixed", lam_spread=None, deviation_spread=0.5)
+    by_common, by_own = penalty_gradients(chosen, torch.ones(1, 2), {"lam": torch.ones(3, 1, 2)})
+    assert (by_common == 0).all()
+    assert (by_own == 4).all()
 
 
 @pytest.mark.parametrize("sharing", ["common", "per-client", "mixed"])
@@ -140,6 +184,6 @@ def test_cells_share_theta_when_tied_and_have_their_own_when_not() -> None:
     loss = Problem(M=2, k=3).loss
     for tied, n_kinds in ((True, 1), (False, 5)):
         chosen = Settings(tied=tied, n_cells=5)
-        cells = theta_of_cells(start_common(chosen, 3), start_own(chosen, loss, loss), 5)
+        cells = theta_of_cells(start_common(chosen, 3), start_own(chosen, loss, loss, 0.5), 5)
         assert len(cells) == 5
         assert len({id(theta.lam) for theta in cells}) == n_kinds

@@ -69,14 +69,14 @@ def run(
     todo = [task for task in tasks if tuple(task) not in done]
     try:
         _work(chosen, config, folder, tasks, todo, jobs)
-    except Learn2pFedError:
+    except BaseException as end:
         folder.discard_if_empty()
+        if folder.results.rows:
+            again = f"learn2pfed run {experiment} --resume --out {folder.path}"
+            console.print(f"\nStopped. What is finished is kept; go on with: {escape(again)}", soft_wrap=True)
+        if isinstance(end, KeyboardInterrupt):
+            raise typer.Exit(130) from None
         raise
-    except KeyboardInterrupt:
-        folder.discard_if_empty()
-        kept = f"; go on with: learn2pfed run {experiment} --resume --out {folder.path}" if folder.results.rows else ""
-        console.print(f"\nStopped{escape(kept)}")
-        raise typer.Exit(130) from None
     page = write_report(folder.path, folder.results, folder.details)
     for table in tables(folder.results):
         console.print(_rich(table))
@@ -102,7 +102,7 @@ def _work(chosen: Experiment, config: Any, folder: RunFolder, tasks: list[Task],
             bar.advance(shown)
             group = _group(folder, task)
             if len({row.seed for row in group}) == sum(other[:2] == task[:2] for other in tasks):
-                bar.console.print(_line(task, group), highlight=False)
+                bar.console.print(_line(task, group), highlight=False, soft_wrap=True)
 
 
 def _group(folder: RunFolder, task: Task) -> list[Row]:
@@ -110,7 +110,7 @@ def _group(folder: RunFolder, task: Task) -> list[Row]:
 
 
 def _line(task: Task, rows: list[Row]) -> str:
-    metrics = dict.fromkeys(row.metric for row in rows)
+    metrics = list(dict.fromkeys(row.metric for row in rows))[:2]
     values = (f"{metric} {mean_std([r.value for r in rows if r.metric == metric])}" for metric in metrics)
     return escape(f"setting {task.setting} · {task.algorithm}: {', '.join(values)}")
 
@@ -159,7 +159,7 @@ def _changes(pairs: list[str]) -> dict[str, Any]:
         try:
             changes[name.strip()] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
-            changes[name.strip()] = text.strip()
+            changes[name.strip()] = None if text.strip() == "none" else text.strip()
     return changes
 
 

@@ -83,6 +83,7 @@ class Verdict:
 
     global_model: Tensor  # (k,), in the units of the data
     history: list[float]  # objective by round
+    served: frozenset[int]  # clients whose personal model is final; the others get the global one
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Outcome:
     models: Tensor  # (M, k)
     global_model: Tensor  # (k,)
     history: list[float] = field(default_factory=list)
-    insight: Mapping[str, Tensor] = field(default_factory=dict)  # what clients learned, (M, ...)
+    insight: Mapping[str, Tensor] = field(default_factory=dict)  # what the clients that were served learned, (M, ...)
     traffic: Traffic = Traffic()
     missing: Mapping[int, int] = field(default_factory=dict)  # client -> exchanges it did not answer
     talks: tuple[Talk, ...] = ()

@@ -13,13 +13,12 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from learn2pfed.algorithms.base import Outcome
-from learn2pfed.algorithms.learn2pfed import feature_scale
 from learn2pfed.data.federated import FederatedData
 from learn2pfed.errors import Learn2pFedError
 from learn2pfed.unrolled.limit import learn_common_lam, solve
 from learn2pfed.unrolled.losses import SquaredLoss
 from learn2pfed.unrolled.settings import Settings
-from learn2pfed.unrolled.supervision import join, supervise
+from learn2pfed.unrolled.supervision import supervise_all
 
 STARTS = (-6.0, -4.0, -2.0, 0.0, 2.0)
 """log Λ from which the search for REML's optimum sets out; there may be several."""
@@ -95,23 +94,24 @@ def minimise_log(objective: Callable[[Tensor], Tensor], n_features: int) -> Tens
 
 def reml(data: FederatedData) -> Outcome:
     """The random-effects model with diagonal covariance fitted by REML: the statistical limit for a common Λ."""
-    if sum(data.sizes) <= data.n_features:
-        raise Learn2pFedError(
-            f"REML needs more rows than features, got {sum(data.sizes)} rows and {data.n_features} features."
-        )
-    full = join([supervise(client, Settings(supervision="train")) for client in data.clients]).full
-    scale = feature_scale(full.A.diagonal(dim1=-2, dim2=-1)[0].sum(0), len(data))
-    full = full.scaled(scale)
-    raw = minimise_log(lambda at: reml_objective(full, at.exp()), data.n_features)
-    return _solved(full, raw.exp()[None], scale)
+    _check_rows(data, "REML")
+    problem, (scale, _) = supervise_all(data, Settings(supervision="train"))
+    raw = minimise_log(lambda at: reml_objective(problem.full, at.exp()), data.n_features)
+    return _solved(problem.full, raw.exp()[None], scale)
 
 
 def exact_inner(data: FederatedData, settings: Settings) -> Outcome:
     """Learn2pFed's supervision and prior with the inner problem solved exactly, L → ∞."""
-    problem = join([supervise(client, settings) for client in data.clients])
-    scale = feature_scale(problem.full.A.diagonal(dim1=-2, dim2=-1)[0].sum(0), len(data))
-    problem = problem.scaled(scale)
+    _check_rows(data, "The exact inner solution")
+    problem, (scale, _) = supervise_all(data, settings)
     return _solved(problem.full, learn_common_lam(problem, settings), scale)
+
+
+def _check_rows(data: FederatedData, what: str) -> None:
+    if sum(data.sizes) <= data.n_features:
+        raise Learn2pFedError(
+            f"{what} needs more rows than features, got {sum(data.sizes)} rows and {data.n_features} features."
+        )
 
 
 def _solved(full: SquaredLoss, lam: Tensor, scale: Tensor) -> Outcome:

@@ -13,7 +13,7 @@ The conversation, an epoch:
               cell; client → server: its part of the adjoint of w of cell ℓ-1. Not with `gradient = local`.
 5. `learn`    each client moves its own Θ; client → server: its part of the gradient by the common log Λ.
 
-Before: `describe` (sums for scaling) and `prepare`. After: `refit` and cells on all training rows until w rests.
+Before: `describe` (Σ XᵀX, for units) and `prepare`. After: `refit` and cells on all training rows until w rests.
 The server uses nothing but sums over clients.
 
 Deviations from the paper: gradients run through w into the other clients by adjoint messages (the sum of losses that
@@ -23,7 +23,7 @@ c_i = p_i γ_i.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -43,11 +43,11 @@ from learn2pfed.algorithms.base import (
     Verdict,
 )
 from learn2pfed.data.federated import ClientData, FederatedData
-from learn2pfed.errors import Learn2pFedError, MessageError
+from learn2pfed.errors import DivergenceError, MessageError
 from learn2pfed.unrolled.cell import State, client_cell, contribution, w_step
-from learn2pfed.unrolled.network import check_finite, drawn_state, drawn_w, settled, zero_state
+from learn2pfed.unrolled.network import check_finite, drawn_state, drawn_w, movement, settled, zero_state
 from learn2pfed.unrolled.settings import Settings
-from learn2pfed.unrolled.supervision import Supervised, join, outer_objective, supervise
+from learn2pfed.unrolled.supervision import Size, Supervised, outer_objective, supervise, supervise_all, units
 from learn2pfed.unrolled.theta import (
     Moments,
     Raw,
@@ -68,7 +68,8 @@ class ClientState:
     """All that a client keeps to itself; tensors have a client axis of length one."""
 
     index: int
-    problem: Supervised
+    given: Supervised  # in the units of the data
+    problem: Supervised  # in the units that all agreed on
     scale: Tensor
     common: Tensor  # log Λ as last broadcast, (C, k)
     own: Raw
@@ -77,6 +78,7 @@ class ClientState:
     bar: State  # adjoint of `now` on the way back; between epochs, the carried adjoint of the start
     trail: tuple[tuple[State, Tensor], ...] = ()  # (state, w) that entered each cell of this pass
     slopes: tuple[Tensor, ...] = ()  # gradients by own Θ and, last, by the common log Λ
+    mark: Tensor | None = None  # v when this pass began
     refitting: bool = False
 
 
@@ -94,23 +96,26 @@ class Learn2pFed(Conversation[ClientState]):
 
     def enter(self, index: int, data: ClientData) -> ClientState:
         """Statistics of the client's rows; the rows are not needed again."""
-        problem = supervise(data, self.settings)
+        problem = supervise(data, self.settings, index)
         n_splits, _, n_features = problem.train.b.shape
         zero = zero_state(n_splits, 1, n_features)
         scale = torch.ones(n_features, dtype=torch.float64)
         common = start_common(self.settings, n_features)
-        return ClientState(index, problem, scale, common, {}, Moments([], [], []), zero, zero)
+        return ClientState(index, problem, problem, scale, common, {}, Moments([], [], []), zero, zero)
 
     def expects(self, kind: str, state: ClientState) -> Specs:
         """What the server says, by kind."""
-        return self._broadcasts(*state.now.v.shape[::2])[kind]
+        known = self._broadcasts(*state.now.v.shape[::2])
+        if kind not in known:
+            raise MessageError(f"a message of kind {kind!r} came where {', '.join(known)} are known.")
+        return known[kind]
 
     def _broadcasts(self, n_splits: int, n_features: int) -> dict[str, Specs]:
         lam = Spec((1 if self.settings.tied else self.settings.n_cells, n_features))
         w, one, count = Spec((n_splits, n_features)), Spec((1,)), Spec((1,), torch.int64)
         return {
             "describe": {},
-            "prepare": {"scale": Spec((n_features,))},
+            "prepare": {"scale": Spec((n_features,)), "conditioning": one},
             "epoch": {"lam": lam, "epoch": count},
             "cell": {"w": w, "cell": count},
             "loss": {},
@@ -123,11 +128,11 @@ class Learn2pFed(Conversation[ClientState]):
         lam = Spec((1 if self.settings.tied else self.settings.n_cells, n_features))
         w, one = Spec((n_splits, n_features)), Spec((1,))
         return {
-            "describe": {"square": Spec((n_features,)), "rows": one, "judged": one, "zero": one},
+            "describe": {"gram": Spec((n_features, n_features))},
             "prepare": {},
             "epoch": {},
-            "cell": {"total": w, "weight": one},
-            "loss": {"loss": one},
+            "cell": {"total": w, "weight": one, "moved": Spec((2,))},
+            "loss": {"loss": one, "size": Spec((3,))},
             "adjoint": {"w": w},
             "learn": {"lam": lam} if self.by_server else {},
             "refit": {},
@@ -142,23 +147,19 @@ class Learn2pFed(Conversation[ClientState]):
         return result
 
     def _on_describe(self, state: ClientState, said: Message) -> tuple[ClientState, Message]:
-        full, judge = state.problem.full, state.problem.judge
-        square = full.A.diagonal(dim1=-2, dim2=-1)[0, 0]
-        return state, {
-            "square": square,
-            "rows": full.n[0],
-            "judged": judge.n.sum(0),
-            "zero": judge.c.sum(0) / 2,
-        }
+        return state, {"gram": state.given.full.A[0, 0]}
 
     def _on_prepare(self, state: ClientState, said: Message) -> tuple[ClientState, Message]:
-        problem = state.problem.scaled(said["scale"])
-        own = start_own(self.settings, problem.train, problem.full)
+        problem = state.given.scaled(said["scale"])
+        own = start_own(self.settings, problem.train, problem.full, float(said["conditioning"]))
         memory = Moments.zeros([own[name] for name in self.by_client])
         return replace(state, problem=problem, scale=said["scale"], own=own, memory=memory), {}
 
     def _on_epoch(self, state: ClientState, said: Message) -> tuple[ClientState, Message]:
-        state = replace(state, common=said["lam"], trail=(), slopes=self._zero_slopes(state))
+        bar = state.bar
+        if state.trail:  # the last epoch broke off on the way: what is in `bar` belongs to its middle
+            bar = State(*map(torch.zeros_like, bar))
+        state = replace(state, common=said["lam"], trail=(), bar=bar, slopes=self._zero_slopes(state))
         if self.settings.start == "redrawn":
             state = self._redraw(state, int(said["epoch"]))
         return state, {}
@@ -180,17 +181,21 @@ class Learn2pFed(Conversation[ClientState]):
     def _on_cell(self, state: ClientState, said: Message) -> tuple[ClientState, Message]:
         """Forward: eq. (9)-(11) and the client's half of eq. (12)."""
         number, w = int(said["cell"]), said["w"]
-        if not state.refitting and number != len(state.trail) + 1:
-            raise MessageError(f"cell {number} came where cell {len(state.trail) + 1} was due.")
+        due = range(1, self.settings.n_cells + 1) if state.refitting else (len(state.trail) + 1,)
+        if number not in due:
+            raise MessageError(f"cell {number} came where cell {due[0]} was due.")
         theta = theta_of_cells(state.common, state.own, self.settings.n_cells)[number - 1]
         loss = state.problem.full if state.refitting else state.problem.train
         now = client_cell(loss, state.now, w, theta)
         total, weight = contribution(now, theta.p, theta.gamma)
         trail = () if state.refitting else (*state.trail, (state.now, w))
-        return replace(state, now=now, trail=trail), {"total": total.sum(-2), "weight": weight.sum(-2)}
+        mark = state.now.v if number == 1 or state.mark is None else state.mark
+        reply = {"total": total.sum(-2), "weight": weight.sum(-2), "moved": movement(mark, now.v)}
+        return replace(state, now=now, trail=trail, mark=mark), reply
 
     def _on_loss(self, state: ClientState, said: Message) -> tuple[ClientState, Message]:
-        return state, {"loss": state.problem.judge.value(state.now.v).sum().reshape(1)}
+        size = torch.tensor(state.problem.size, dtype=torch.float64)
+        return state, {"loss": state.problem.judge.value(state.now.v).sum().reshape(1), "size": size}
 
     def _on_adjoint(self, state: ClientState, said: Message) -> tuple[ClientState, Message]:
         """Backward: the vector-Jacobian product of the client's own cell."""
@@ -277,17 +282,17 @@ class Learn2pFed(Conversation[ClientState]):
         n_splits = self._n_splits()
         server = _Server(self, n_splits, n_features)
         everyone = tuple(range(n_clients))
-        described = yield from server.ask("describe", {}, everyone)
-        scale = torch.ones(n_features, dtype=torch.float64)
-        if settings.scaling:
-            scale = feature_scale(_sum(described, "square"), len(described))
-        members = tuple((yield from server.ask("prepare", {"scale": scale}, tuple(described))))
+        described = yield from server.insist("describe", {}, everyone)
+        scale, conditioning = units(settings, _sum(described, "gram"), len(described))
+        said = {"scale": scale, "conditioning": torch.tensor([conditioning], dtype=torch.float64)}
+        members = tuple((yield from server.insist("prepare", said, tuple(described))))
         common = start_common(settings, n_features)
         memory = Moments.zeros([common])
         w = torch.zeros(n_splits, n_features, dtype=torch.float64)
         w_carried = torch.zeros_like(w)
         history = []
         for epoch in range(settings.n_epochs):
+            server.epoch = epoch + 1
             number = torch.tensor([epoch])
             alive = tuple((yield from server.ask("epoch", {"lam": common, "epoch": number}, members)))
             if settings.start == "redrawn":
@@ -301,11 +306,11 @@ class Learn2pFed(Conversation[ClientState]):
                 ws.append(w)
             losses = yield from server.ask("loss", {}, alive)
             alive = tuple(losses)
-            told = {name: _sum(described, name, alive) for name in ("zero", "judged", "rows")}
+            size = Size(*_sum(losses, "size").tolist())
             total = _sum(losses, "loss").requires_grad_()
-            check_finite(epoch, float(total.detach()), float(told["zero"]))
+            check_finite(f"at epoch {epoch + 1}", float(total.detach()), size.zero)
             with torch.enable_grad():
-                objective = outer_objective(settings, total, float(told["judged"]), float(told["rows"]))
+                objective = outer_objective(settings, total, size)
                 (loss_bar,) = torch.autograd.grad(objective.sum(), total)
             if settings.gradient == "exact" and settings.learn:
                 w_bar = w_carried
@@ -329,27 +334,26 @@ class Learn2pFed(Conversation[ClientState]):
             history.append(float(objective.detach()))
             if progress is not None:
                 progress(epoch + 1, history[-1])
-        w = yield from self._refit(server, members, common, w)
-        return Verdict(w[0] / scale, history)
+        w, served = yield from self._refit(server, members, common, w)
+        return Verdict(w[0] / scale, history, frozenset(served))
 
     def _refit(
         self, server: _Server, members: tuple[int, ...], common: Tensor, w: Tensor
-    ) -> Generator[Exchange, Replies, Tensor]:
+    ) -> Generator[Exchange, Replies, tuple[Tensor, tuple[int, ...]]]:
         """Cells on all training rows: L from a new draw, or as many as it takes from the warm start."""
         settings = self.settings
         server.n_splits = 1
         said = {"lam": common, "epoch": torch.tensor([settings.n_epochs])}
-        alive = tuple((yield from server.ask("refit", said, members)))
+        alive = tuple((yield from server.insist("refit", said, members)))
         redrawn = settings.start == "redrawn"
         w = drawn_w(settings, settings.n_epochs, 1, w.shape[-1]) if redrawn else w.mean(0, keepdim=True)
         for _ in range(1 if redrawn else max(1, settings.refit_cells // settings.n_cells)):
-            before = w
             for ell in range(1, settings.n_cells + 1):
                 replies = yield from server.ask("cell", {"w": w, "cell": torch.tensor([ell])}, alive)
                 w = w_step(_sum(replies, "total"), _sum(replies, "weight"))
-            if settled(settings, before, w):
+            if settled(settings, _sum(replies, "moved")):
                 break
-        return w
+        return w, alive
 
     def _n_splits(self) -> int:
         settings = self.settings
@@ -359,12 +363,8 @@ class Learn2pFed(Conversation[ClientState]):
 
     def fused(self, data: FederatedData, progress: Progress | None) -> Outcome:
         """All clients in one autograd graph."""
-        problem = join([supervise(client, self.settings) for client in data.clients])
-        scale = torch.ones(data.n_features, dtype=torch.float64)
-        if self.settings.scaling:
-            square = problem.full.A.diagonal(dim1=-2, dim2=-1)[0]
-            scale = feature_scale(square.sum(0), len(data))
-        learned = learn(problem.scaled(scale), self.settings, progress)
+        problem, (scale, conditioning) = supervise_all(data, self.settings)
+        learned = learn(problem, self.settings, conditioning, progress)
         lam = effective_lam(learned) * scale.square()
         start = start_common(self.settings, data.n_features)[-1].exp() * scale.square()
         insight = {"lam": lam, "lam_start": start.expand(lam.shape)}
@@ -400,21 +400,30 @@ class _Server:
         self.algorithm = algorithm
         self.n_splits = n_splits
         self.n_features = n_features
+        self.epoch = 0
 
     def ask(self, kind: str, broadcast: Message, clients: tuple[int, ...]) -> Generator[Exchange, Replies, Replies]:
         """One exchange; the replies in the order of the clients."""
         expected = self.algorithm._replies(self.n_splits, self.n_features)[kind]
         replies = yield Exchange(kind, broadcast, expected, clients)
         if not replies:
-            raise Learn2pFedError(f"No client answered {kind!r}: check that the clients are running.")
+            raise DivergenceError(
+                f"No client gave a usable answer to {kind!r} in epoch {self.epoch}: either none is running, or the "
+                "network diverged (lower learning_rate, learn fewer groups, or raise rho_start)."
+            )
         return replies
 
+    def insist(self, kind: str, broadcast: Message, clients: tuple[int, ...]) -> Generator[Exchange, Replies, Replies]:
+        """The same, asking those that did not answer up to twice more: without this step they can't take part."""
+        replies = dict((yield from self.ask(kind, broadcast, clients)))
+        for _ in range(2):
+            absent = tuple(i for i in clients if i not in replies)
+            if absent:
+                expected = self.algorithm._replies(self.n_splits, self.n_features)[kind]
+                replies |= yield Exchange(kind, broadcast, expected, absent)
+        return dict(sorted(replies.items()))
 
-def _sum(replies: Replies, name: str, clients: Iterable[int] | None = None) -> Tensor:
+
+def _sum(replies: Replies, name: str) -> Tensor:
     """Σ over clients, the only thing the server does with what they send."""
-    return torch.stack([replies[i][name] for i in (replies if clients is None else clients)]).sum(0)
-
-
-def feature_scale(square_sum: Tensor, n_clients: int) -> Tensor:
-    """scale_j so that a typical client's XᵀX has ones on its diagonal: Λ = 1 pulls as hard as its own data."""
-    return (square_sum / n_clients).sqrt()
+    return torch.stack([reply[name] for reply in replies.values()]).sum(0)

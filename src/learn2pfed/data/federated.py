@@ -53,6 +53,8 @@ class FederatedData:
     def __post_init__(self) -> None:
         if not self.clients:
             raise Learn2pFedError("There are no clients: give the rows of at least one.")
+        if not self.features:
+            raise Learn2pFedError("There are no features: give every client at least one column.")
         twice = [name for name, count in Counter(c.name for c in self.clients).items() if count > 1]
         if twice:
             raise Learn2pFedError(f"client {twice[0]!r} appears twice: join its rows or rename one.")
@@ -63,14 +65,7 @@ class FederatedData:
     @classmethod
     def build(cls, rows: Sequence[tuple[str, object, object]], features: Sequence[str] | None = None) -> FederatedData:
         """From (name, X, y) triples of arrays or nested lists."""
-        clients = tuple(
-            ClientData(
-                str(name),
-                torch.as_tensor(X, dtype=torch.float64),
-                torch.as_tensor(y, dtype=torch.float64),
-            )
-            for name, X, y in rows
-        )
+        clients = tuple(ClientData(str(name), _tensor(name, "X", X), _tensor(name, "y", y)) for name, X, y in rows)
         if features is None:
             width = clients[0].X.shape[1] if clients else 0
             features = [f"x{j}" for j in range(width)]
@@ -120,3 +115,11 @@ class FederatedData:
             raise Learn2pFedError(
                 f"columns {first!r} and {second!r} say the same in every row (constant or duplicated): drop {second!r}."
             )
+
+
+def _tensor(client: str, what: str, values: object) -> Tensor:
+    """Numbers as float64, or a sentence that names the client."""
+    try:
+        return torch.as_tensor(values, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise Learn2pFedError(f"client {client!r}: {what} is not a table of numbers ({error}).") from error

@@ -57,14 +57,11 @@ def run_plain(
         if isinstance(verdict, Verdict):
             break
         exchange = verdict
-    return Outcome(
-        torch.stack([algorithm.model(state) for state in states]),
-        verdict.global_model,
-        verdict.history,
-        _stack([algorithm.insight(state) for state in states]),
-        traffic,
-        missing,
-    )
+    served = sorted(verdict.served)
+    models = verdict.global_model.repeat(len(data), 1)
+    models[served] = torch.stack([algorithm.model(states[i]) for i in served])
+    insight = _stack([algorithm.insight(states[i]) for i in served])
+    return Outcome(models, verdict.global_model, verdict.history, insight, traffic, missing)
 
 
 def _arrive(up: bytes, number: int, client: int, wire: Wire | None) -> bytes:

@@ -15,7 +15,7 @@ from learn2pfed.experiments.base import (
     rows_of,
     timed,
 )
-from learn2pfed.experiments.polynomial import PolynomialConfig, talk
+from learn2pfed.experiments.polynomial import StudyConfig, talk
 from learn2pfed.results.records import Row
 from learn2pfed.unrolled.settings import GROUPS, GroupName
 
@@ -38,7 +38,7 @@ LEARNED: tuple[tuple[GroupName, ...], ...] = (
 """The rows of Table II, in its order."""
 
 
-class AblationConfig(PolynomialConfig):
+class AblationConfig(StudyConfig):
     """As the polynomial study, with the recipes to compare."""
 
     recipes: tuple[Literal["paper", "learn2pfed"], ...] = ("paper", "learn2pfed")
@@ -84,7 +84,7 @@ class AblationExperiment(Experiment):
             for groups in LEARNED
             if title(groups, recipe) == task.algorithm
         )
-        settings = (config.paper if recipe == "paper" else config.learn2pfed).model_copy(update={"learn": learned})
+        settings = (config.paper if recipe == "paper" else config.learn2pfed).changed(learn=learned)
         study = config.study(task.setting, task.seed)
         outcome, seconds = timed(lambda: talk(config, settings, study, task.seed))
         return Done(rows_of(task, outcome, seconds, curve_errors(study, outcome)), None)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Annotated
 
 import torch
 from pydantic import Field
 
 from learn2pfed.algorithms.base import Outcome
-from learn2pfed.algorithms.learn2pfed import feature_scale
 from learn2pfed.experiments.base import (
     Column,
     Done,
@@ -20,20 +20,20 @@ from learn2pfed.experiments.base import (
     rows_of,
     timed,
 )
-from learn2pfed.experiments.polynomial import PolynomialConfig, talk
+from learn2pfed.experiments.polynomial import StudyConfig, talk
 from learn2pfed.results.records import Detail, Row, rounded
 from learn2pfed.unrolled.cell import alpha_step, augmented_lagrangian
 from learn2pfed.unrolled.network import unroll, zero_state
 from learn2pfed.unrolled.settings import Settings
-from learn2pfed.unrolled.supervision import join, supervise
+from learn2pfed.unrolled.supervision import supervise_all
 from learn2pfed.unrolled.theta import start_common, start_own, theta_of_cells
 
 
-class LayersConfig(PolynomialConfig):
+class LayersConfig(StudyConfig):
     """As the polynomial study, with the depths to compare."""
 
-    depths: tuple[int, ...] = (1, 2, 5, 10, 20)
-    penalties: tuple[float, ...] = Field(
+    depths: tuple[Annotated[int, Field(ge=1)], ...] = Field((1, 2, 5, 10, 20), min_length=1)
+    penalties: tuple[Annotated[float, Field(gt=0)], ...] = Field(
         (0.003, 0.03, 0.3, 1.0, 3.0, 10.0), description="ρ, as multiples of mean curvature"
     )
     n_traced: int = Field(60, ge=2, description="cells along which the Lagrangian is traced")
@@ -82,7 +82,7 @@ class LayersExperiment(Experiment):
             if task.algorithm == f"L = {depth}, {recipe}"
         )
         chosen: Settings = getattr(config, key)
-        settings = chosen.model_copy(update={"n_cells": depth})
+        settings = chosen.changed(n_cells=depth)
         study = config.study(task.setting, task.seed)
         outcome, seconds = timed(lambda: talk(config, settings, study, task.seed))
         detail = None
@@ -95,18 +95,16 @@ class LayersExperiment(Experiment):
         return algorithm.endswith(RECIPES["learn2pfed"])
 
     def columns(self, rows: Sequence[Row]) -> list[Column]:
-        """Each metric of the fits over the settings; the Lagrangian has a figure of its own."""
-        return by_setting_and_metric([row for row in rows if row.metric in ("RMSE", "MSE")])
+        """Each metric over the settings."""
+        return by_setting_and_metric(rows)
 
 
 def lagrangian(config: LayersConfig, task: Task, penalty: float) -> Done:
-    """L(v^ℓ, z^ℓ, w^ℓ; α^(ℓ+1)) along cells on all training data with Θ fixed and one ρ for all clients."""
+    """L(v^ℓ, z^ℓ, w^ℓ; α^(ℓ+1)) along cells with Θ fixed, Λ = 1; ρ in units of each client's mean curvature."""
     study = config.study(task.setting, task.seed)
     settings = Settings(supervision="train", rho_start=penalty, lam_start=1.0, n_cells=config.n_traced)
-    problem = join([supervise(client, settings) for client in study.data.clients])
-    scale = feature_scale(problem.full.A.diagonal(dim1=-2, dim2=-1)[0].sum(0), len(study.data))
-    loss = problem.scaled(scale).full
-    own = start_own(settings, loss, loss)
+    loss = supervise_all(study.data, settings)[0].full
+    own = start_own(settings, loss, loss, conditioning=1.0)
     thetas = theta_of_cells(start_common(settings, study.data.n_features), own, config.n_traced)
     state = zero_state(1, len(study.data), study.data.n_features)
     values = []

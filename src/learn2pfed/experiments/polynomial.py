@@ -7,11 +7,12 @@ from typing import Any, Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from learn2pfed.algorithms.base import Outcome
 from learn2pfed.algorithms.closed_form import exact_inner, local_only, one_for_all, oracle, reml
 from learn2pfed.algorithms.learn2pfed import Learn2pFed
-from learn2pfed.data.polynomial import Polynomial, polynomial
+from learn2pfed.data.polynomial import BASE, Polynomial, polynomial
 from learn2pfed.engines.plain import run_plain
 from learn2pfed.engines.simulation import run_simulation
 from learn2pfed.errors import Learn2pFedError
@@ -32,18 +33,17 @@ from learn2pfed.unrolled.settings import Settings
 Sizes = Literal["equal", "random"]
 
 
-class PolynomialConfig(Config):
+class StudyConfig(Config):
     """What can be set, on the command line with --set NAME=VALUE."""
 
-    settings: tuple[Literal[1, 2, 3], ...] = (1, 2, 3)
-    sizes: tuple[Sizes, ...] = ("equal",)
+    settings: tuple[Literal[1, 2, 3], ...] = Field((1, 2, 3), min_length=1)
+    sizes: tuple[Sizes, ...] = Field(("equal",), min_length=1)
     n_clients: int = Field(10, ge=1)
     n_rows: int = Field(1000, ge=1)
     min_rows: int = Field(8, ge=1)
     noise: float = Field(0.1, ge=0)
     first_seed: int = Field(0, ge=0)
     n_seeds: int = Field(5, ge=1)
-    algorithms: tuple[str, ...] = ("local-only", "global", "paper", "learn2pfed", "reml", "oracle")
     engine: Literal["simulation", "plain"] = "simulation"
     learn2pfed: Settings = Settings()
     paper: Settings = Settings.paper()
@@ -73,9 +73,15 @@ class PolynomialConfig(Config):
         return [f"{number} {sizes}" for sizes in self.sizes for number in self.settings]
 
 
-def talk(config: PolynomialConfig, settings: Settings, study: Polynomial, seed: int) -> Outcome:
+class PolynomialConfig(StudyConfig):
+    """The study with its methods."""
+
+    algorithms: tuple[str, ...] = Field(("local-only", "global", "paper", "learn2pfed", "reml", "oracle"), min_length=1)
+
+
+def talk(config: StudyConfig, settings: Settings, study: Polynomial, seed: int) -> Outcome:
     """Learn2pFed on the chosen engine, its folds and draws seeded by the trial."""
-    algorithm = Learn2pFed(settings.model_copy(update={"seed": seed}))
+    algorithm = Learn2pFed(settings.changed(seed=seed))
     run = run_plain if config.engine == "plain" else run_simulation
     return run(algorithm, study.data)
 
@@ -88,12 +94,13 @@ METHODS: dict[str, Method] = {
     "reml": lambda config, study, seed: reml(study.data),
     "oracle": lambda config, study, seed: oracle(study.data, torch.from_numpy(study.shared)),
     "learn2pfed": lambda config, study, seed: talk(config, config.learn2pfed, study, seed),
-    "exact-inner": lambda config, study, seed: exact_inner(
-        study.data, config.learn2pfed.model_copy(update={"seed": seed})
-    ),
+    "exact-inner": lambda config, study, seed: exact_inner(study.data, config.learn2pfed.changed(seed=seed)),
     "paper": lambda config, study, seed: talk(config, config.paper, study, seed),
 }
 """In the order in which they run, quickest first."""
+
+NEED_ROWS = ("reml", "exact-inner")
+"""Left out where there are no more rows than coefficients in all."""
 
 TITLES = {
     "local-only": "Local-Only",
@@ -107,7 +114,7 @@ TITLES = {
 """In the order of the table."""
 
 
-SMALLEST = "share of clients whose smallest Λ is that of x³"
+SMALLEST = "share of clients at which x³ has the smallest Λ"
 """In setting 1, where x³ is the one coefficient that differs, it should be 1."""
 
 
@@ -135,7 +142,7 @@ class PolynomialExperiment(Experiment):
         return [
             Task(setting, TITLES[name], seed)
             for name in METHODS
-            if name in config.algorithms
+            if name in config.algorithms and not (name in NEED_ROWS and config.n_rows <= len(BASE))
             for setting in config.setting_names()
             for seed in config.seeds
         ]
@@ -150,7 +157,7 @@ class PolynomialExperiment(Experiment):
             detail = Detail(**task._asdict(), series=_series(config, study, task, outcome))
         measured = curve_errors(study, outcome)
         if task.setting.startswith("1") and "lam" in outcome.insight:
-            measured[SMALLEST] = float((outcome.insight["lam"].argmin(1) == 3).double().mean())
+            measured[SMALLEST] = float((pull(study, outcome.insight["lam"]).argmin(1) == 3).double().mean())
         return Done(rows_of(task, outcome, seconds, measured), detail)
 
     def rank(self, algorithm: str) -> int:
@@ -162,13 +169,18 @@ class PolynomialExperiment(Experiment):
         return by_setting_and_metric(rows)
 
 
+def pull(study: Polynomial, lam: Tensor) -> Tensor:
+    """Λ in units of a typical client's curvature, in which it says how far a coefficient follows the others."""
+    return lam / torch.stack([client.X.square().sum(0) for client in study.data.clients]).mean(0)
+
+
 def _series(config: PolynomialConfig, study: Polynomial, task: Task, outcome: Outcome) -> dict[str, Any]:
     """What the figures show: learned Λ of every trial; data, truth and models of the first."""
     series: dict[str, Any] = {}
     if "lam" in outcome.insight:
-        series["lam"] = rounded(outcome.insight["lam"].tolist())
+        series["pull"] = rounded(pull(study, outcome.insight["lam"]).tolist())
     if "lam_start" in outcome.insight:
-        series["lam_start"] = rounded(outcome.insight["lam_start"][0].tolist())
+        series["pull_start"] = rounded(pull(study, outcome.insight["lam_start"])[0].tolist())
     if task.seed == config.first_seed:
         series["history"] = rounded(outcome.history)
         series["models"] = rounded(outcome.models.tolist())

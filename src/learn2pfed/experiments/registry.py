@@ -44,6 +44,21 @@ def configure(experiment: Experiment, preset: str, changes: dict[str, Any]) -> C
         raise Learn2pFedError(sentence(error)) from error
 
 
+def differences(experiment: Experiment, preset: str, config: dict[str, Any]) -> list[str]:
+    """The --set NAME=VALUE options that lead from the preset to this configuration."""
+    plain = configure(experiment, preset, {}).model_dump(mode="json")
+
+    def walk(old: dict[str, Any], new: dict[str, Any], prefix: str) -> Iterator[str]:
+        for name, value in new.items():
+            if isinstance(value, dict):
+                yield from walk(old.get(name, {}), value, f"{prefix}{name}.")
+            elif old.get(name) != value:
+                shown = ",".join(map(str, value)) if isinstance(value, list) else value
+                yield f"--set {prefix}{name}={'none' if value is None else shown}"
+
+    return list(walk(plain, config, ""))
+
+
 def _set(tree: dict[str, Any], name: str, value: Any) -> None:
     *path, last = name.split(".")
     for part in path:
@@ -64,9 +79,12 @@ def flat_names(tree: dict[str, Any]) -> list[str]:
 
 
 def work(name: str, config: dict[str, Any], task: Task) -> Done:
-    """One task, in a process of its own."""
+    """One task, in a process of its own; a complaint says which task it was."""
     experiment = find(name)
-    return experiment.run(experiment.config_class.model_validate(config), task)
+    try:
+        return experiment.run(experiment.config_class.model_validate(config), task)
+    except Learn2pFedError as error:
+        raise type(error)(f"{task.algorithm}, setting {task.setting}, seed {task.seed}: {error}") from error
 
 
 def run_all(experiment: Experiment, config: Config, tasks: list[Task], n_jobs: int) -> Iterator[tuple[Task, Done]]:

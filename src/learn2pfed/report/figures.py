@@ -157,7 +157,7 @@ def figures(results: Results, details: Details) -> list[Figure]:
 
 def _find(details: Sequence[Detail], algorithm: str, setting: str, key: str) -> Detail | None:
     """The first trial's detail that has `key`."""
-    fitting = [d for d in details if (d.algorithm, d.setting) == (algorithm, setting) and key in d.series]
+    fitting = [d for d in details if (d.algorithm, d.setting) == (algorithm, setting) and d.series.get(key)]
     return min(fitting, key=lambda detail: detail.seed, default=None)
 
 
@@ -170,11 +170,11 @@ def lambda_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
     panels = []
     for setting in _settings(details):
         for algorithm in ("Learn2pFed (paper)", "Learn2pFed"):
-            detail = _find(details, algorithm, setting, "lam")
+            detail = _find(details, algorithm, setting, "pull")
             if detail is None:
                 continue
-            lam = np.array(detail.series["lam"])
-            start = detail.series.get("lam_start")
+            lam = np.array(detail.series["pull"])
+            start = detail.series.get("pull_start")
             series = [] if start is None else [Series("start", FEATURES, start, "marks", "#bbbbbb")]
             alike = bool(np.allclose(lam, lam[0], rtol=1e-6))
             series += [
@@ -182,7 +182,13 @@ def lambda_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
                 for i, row in enumerate(lam[: 1 if alike else 5])
             ]
             panels.append(
-                Panel(f"setting {setting} · {algorithm}", tuple(series), "coefficient of", "Λ (log scale)", log_y=True)
+                Panel(
+                    f"setting {setting} · {algorithm}",
+                    tuple(series),
+                    "coefficient of",
+                    "Λ / typical curvature",
+                    log_y=True,
+                )
             )
     caption = (
         "A small Λ means that a coefficient is the client's own, a large one that it follows the others. In setting 1 "
@@ -245,7 +251,7 @@ def depth_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
     for recipe in ("as in the paper", "crossval"):
         for setting in _settings(details):
             chosen = [
-                d for d in details if d.setting == setting and d.algorithm.endswith(recipe) and "history" in d.series
+                d for d in details if d.setting == setting and d.algorithm.endswith(recipe) and d.series.get("history")
             ]
             series = tuple(
                 Series(

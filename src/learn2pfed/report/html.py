@@ -7,7 +7,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader
 from plotly.offline import get_plotlyjs
 
-from learn2pfed.experiments.registry import find
+from learn2pfed.experiments.registry import differences, find
 from learn2pfed.report.figures import draw_files, draw_interactive, figures
 from learn2pfed.report.tables import tables
 from learn2pfed.results.records import Details, Results
@@ -26,6 +26,7 @@ def render(results: Results, details: Details) -> str:
         tables=tables(results),
         figures=[(figure, draw_interactive(figure)) for figure in figures(results, details)],
         config=to_toml(results.config),
+        changes=differences(experiment, results.preset, results.config),
         plotly=get_plotlyjs(),
     )
 

@@ -75,7 +75,9 @@ def cost_table(results: Results) -> Table:
     """CPU seconds and encoded bytes of one fit, averaged."""
     body = []
     for algorithm in order(results):
-        own = [row for row in results.rows if row.algorithm == algorithm]
+        own = [row for row in results.rows if row.algorithm == algorithm and row.metric in ("RMSE", "MSE")]
+        if not own:
+            continue
         cost = [statistics.fmean(getattr(row, name) for row in own) for name in ("seconds", "bytes_up", "bytes_down")]
         body.append((algorithm, f"{cost[0]:.2f}", *map(megabytes, cost[1:])))
     return Table("Cost of a fit", ("", "CPU seconds", "sent by clients", "sent to clients"), tuple(body))
@@ -106,10 +108,14 @@ def tables(results: Results) -> list[Table]:
 def quality_table(results: Results) -> Table:
     """By setting: MSE of Learn2pFed against REML and against the exact inner solution, seed by seed."""
     rows, ours = results.rows, "Learn2pFed"
+    needed = (ours, "REML (limit)", "Learn2pFed (exact inner)")
     body = []
     for setting in sorted({row.setting for row in rows}):
         column = Column(setting, "MSE")
         mse = {name: values_of(rows, name, column) for name in order(results)}
+        counts = {len(mse.get(name, ())) for name in needed}
+        if 0 in counts or len(counts) > 1:
+            continue  # not all of them have run, or not for every seed
         beaten = [name for name in mse if statistics.fmean(mse[ours]) < statistics.fmean(mse[name])]
         body.append(
             (

@@ -71,7 +71,13 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path, fresh: Results, *, resume: bool) -> RunFolder:
         """A new folder, or an old one of the same configuration to go on with."""
-        if not (path / "results.json").exists():
+        try:
+            taken = (path / "results.json").exists()
+        except OSError as error:
+            raise Learn2pFedError(
+                f"{path} can't be used ({error.strerror}): choose another folder with --out."
+            ) from error
+        if not taken:
             folder = cls(path, fresh, Details())
             folder._write("config.toml", to_toml(fresh.config))
             folder.save()
@@ -89,7 +95,9 @@ class RunFolder:
         """Keep one fit."""
         self.results.rows.extend(rows)
         if detail is not None:
-            self.details.details.append(detail)
+            key = (detail.setting, detail.algorithm, detail.seed)
+            kept = [old for old in self.details.details if (old.setting, old.algorithm, old.seed) != key]
+            self.details.details = [*kept, detail]
         self.save()
 
     def discard_if_empty(self) -> None:

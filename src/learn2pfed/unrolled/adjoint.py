@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from learn2pfed.unrolled.cell import (
     State,
@@ -79,6 +80,7 @@ class SquaredPass(torch.autograd.Function):
         return *(torch.cat(parts, -2) for parts in zip(*states, strict=True)), w.clone()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *bars: Tensor) -> tuple[Tensor | None, ...]:
         """The adjoints above, from the last cell to the first; gradients only of the groups that are learned."""
         *outer, w_bar = bars

@@ -35,12 +35,12 @@ def learn_common_lam(problem: Supervised, settings: Settings) -> Tensor:
     The same supervision, prior, start, steps and step sizes as through the cells, so that only the cells differ.
     """
     weight = torch.ones(problem.train.b.shape[-2], 1, dtype=torch.float64)
-    raw = start_common(settings.model_copy(update={"tied": True}), problem.train.b.shape[-1])
+    raw = start_common(settings.changed(tied=True), problem.train.b.shape[-1])
     memory = Moments.zeros([raw])
     for epoch in range(settings.n_warmup, settings.n_epochs):
         leaf = raw.detach().requires_grad_()
         v, _ = solve(problem.train, leaf.exp(), weight)
-        value = outer_objective(settings, problem.judge.value(v).sum(), problem.n_judged, problem.n_rows)
+        value = outer_objective(settings, problem.judge.value(v).sum(), problem.size)
         (slope,) = torch.autograd.grad(value, leaf)
         prior, _ = penalty_gradients(settings, raw, {"lam": raw})
         (raw,), memory = adam_step(settings, epoch, [raw], [slope + prior], memory)

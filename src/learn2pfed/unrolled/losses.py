@@ -32,9 +32,14 @@ class SquaredLoss:
         return cls(X.mT @ X, X.mT @ y, y @ y, torch.tensor(float(len(y)), dtype=X.dtype))
 
     @classmethod
-    def stack(cls, parts: Sequence[SquaredLoss], dim: int = 0) -> SquaredLoss:
+    def stack(cls, parts: Sequence[SquaredLoss]) -> SquaredLoss:
         """Put parts side by side on a new leading axis."""
-        return cls(*(torch.stack([getattr(part, name) for part in parts], dim) for name in ("A", "b", "c", "n")))
+        return cls(*(torch.stack([getattr(part, name) for part in parts]) for name in ("A", "b", "c", "n")))
+
+    @classmethod
+    def join(cls, parts: Sequence[SquaredLoss]) -> SquaredLoss:
+        """Many blocks of clients, (S, M), as one."""
+        return cls(*(torch.cat([getattr(part, name) for part in parts], 1) for name in ("A", "b", "c", "n")))
 
     def __add__(self, other: SquaredLoss) -> SquaredLoss:
         """The statistics of both sets of rows together."""
@@ -75,7 +80,7 @@ class SquaredLoss:
     @cached_property
     def _blocks(self) -> list[Eigen]:
         parts = (split_clients(self.b), split_clients(self.curvature), split_clients(self.basis, -3))
-        return [Eigen(*part) for part in zip(*parts, strict=True)]
+        return [Eigen(*(tensor.contiguous() for tensor in part)) for part in zip(*parts, strict=True)]
 
     def v_step(self, v: Tensor, target: Tensor, rho: Tensor) -> Tensor:
         """Eq. (10); the exact minimiser does not depend on the start v."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -57,16 +58,20 @@ def drawn_state(settings: Settings, epoch: int, clients: Sequence[int], w: Tenso
     return State(torch.zeros_like(v), v, v - w.unsqueeze(-2))
 
 
-def settled(settings: Settings, before: Tensor, after: Tensor) -> bool:
-    """Whether a pass through the cells no longer moves w."""
-    moved = (after - before).abs().max()
-    return bool(moved <= settings.tolerance * (1.0 + after.abs().max()))
+def movement(before: Tensor, after: Tensor) -> Tensor:
+    """[Σ (v' - v)², Σ v'²] over a pass through the cells: sums, so that clients' can be added."""
+    return torch.stack([(after - before).square().sum(), after.square().sum()])
 
 
-def check_finite(epoch: int, total: float, zero_total: float) -> None:
+def settled(settings: Settings, moved: Tensor) -> bool:
+    """Whether a pass through the cells no longer moves the models, relative to their size."""
+    return bool(moved[0] <= settings.tolerance**2 * moved[1])
+
+
+def check_finite(when: str, total: float, zero_total: float) -> None:
     """Name the epoch at which the network diverges, rather than print NaN later."""
-    if not total <= BLOW_UP * max(zero_total, 1e-300):
+    if not (math.isfinite(total) and (zero_total <= 0 or total <= BLOW_UP * zero_total)):
         raise DivergenceError(
-            f"Learn2pFed diverged at epoch {epoch + 1} (loss {total:.3g}): lower learning_rate, learn fewer groups, "
-            "or raise rho_start."
+            f"Learn2pFed diverged {when} (loss {total:.3g}): lower learning_rate, learn fewer groups, or raise "
+            "rho_start."
         )

@@ -56,10 +56,10 @@ class Settings(BaseModel):
     scaling: bool = Field(True, description="divide each feature by its size over all clients (sums only)")
     lam_start: float = Field(0.02, gt=0, description="Λ at the start, in units of a typical client's curvature")
     lam_random: bool = Field(False, description="multiply the start of Λ by U(0, 1) draws, as the demo does")
-    rho_start: float = Field(0.003, gt=0, description="ρ, η, γ at the start")
-    rho_relative: bool = Field(True, description="rho_start is a multiple of the client's own mean curvature")
+    rho_start: float = Field(0.1, gt=0, description="ρ, η, γ at the start")
+    rho_relative: bool = Field(True, description="rho_start times the client's mean curvature and the conditioning")
     theta_start: float | None = Field(1.0, gt=0, lt=1.6, description="θ at the start; none: equal to ρ, at most 1.6")
-    p_start: Literal["equal", "rows"] = Field("equal", description="p_i at the start: 1, or n_i / n")
+    p_start: Literal["equal", "rows"] = Field("equal", description="p_i at the start: 1, or n_i (only ratios count)")
 
     # how Θ is learned
     n_epochs: int = Field(300, ge=0, description="E")
@@ -73,7 +73,7 @@ class Settings(BaseModel):
     refit_cells: int = Field(2000, ge=1, description="at most so many cells on all training data (warm start)")
     tolerance: float = Field(1e-9, gt=0, description="the refit stops when no entry of w moves by more")
 
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, description="of folds and draws; experiments set it to the trial's")
 
     @field_validator("learn", mode="before")
     @classmethod
@@ -121,6 +121,10 @@ class Settings(BaseModel):
             "decay": False,
         }
         return cls.model_validate(recipe | changes)
+
+    def changed(self, **changes: object) -> Self:
+        """These settings with changes, checked."""
+        return self.model_validate(self.model_dump() | changes)
 
     @property
     def carries_adjoint(self) -> bool:

@@ -42,14 +42,16 @@ def start_common(settings: Settings, n_features: int) -> Tensor:
     return start.log().expand(1 if settings.tied else settings.n_cells, -1).clone()
 
 
-def start_own(settings: Settings, train: SquaredLoss, full: SquaredLoss) -> Raw:
-    """The clients' own part at the start; Λ's is 0, a deviation from the common one."""
+def start_own(settings: Settings, train: SquaredLoss, full: SquaredLoss, conditioning: float) -> Raw:
+    """The clients' own part at the start; Λ's is 0, a deviation from the common one.
+
+    Ill-conditioned features want a smaller ρ: `rho_relative` multiplies the client's mean curvature by `conditioning`.
+    """
     n_clients, n_features = train.b.shape[-2:]
     rho = torch.full((n_clients,), settings.rho_start, dtype=train.A.dtype)
     if settings.rho_relative:
         size = train.A.diagonal(dim1=-2, dim2=-1).mean((0, -1))
-        whole = full.A.diagonal(dim1=-2, dim2=-1).mean((0, -1))
-        rho = rho * torch.where(size > 0, size, whole)
+        rho = rho * conditioning * torch.where(size > 0, size, torch.ones_like(size))
     theta = rho.clamp_max(1.6) if settings.theta_start is None else torch.full_like(rho, settings.theta_start)
     p = torch.ones_like(rho) if settings.p_start == "equal" else full.n[0]
     values: dict[GroupName, Tensor] = {"p": p, "rho": rho, "eta": rho, "gamma": rho, "theta": theta}
@@ -71,9 +73,7 @@ def theta_of_cells(common: Tensor, own: Raw, n_cells: int) -> list[Theta]:
 
 def penalty_gradients(settings: Settings, common: Tensor, own: Raw) -> tuple[Tensor, Tensor]:
     """Gradients of the weak prior  Σ (log Λ)² / (2 spread²)  for the common part and for the own part of Λ."""
-    if settings.lam_spread is None:
-        return torch.zeros_like(common), torch.zeros_like(own["lam"])
-    weight = settings.lam_spread**-2
+    weight = 0.0 if settings.lam_spread is None else settings.lam_spread**-2
     if settings.sharing == "per-client":
         return torch.zeros_like(common), weight * (own["lam"] + common)
     return weight * common, own["lam"] / settings.deviation_spread**2

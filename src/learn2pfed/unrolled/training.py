@@ -17,6 +17,7 @@ from learn2pfed.unrolled.network import (
     drawn_state,
     drawn_w,
     forward,
+    movement,
     settled,
     zero_state,
 )
@@ -88,15 +89,12 @@ def pass_and_gradient(
     thetas = theta_of_cells(common, own, settings.n_cells)
     state, w = forward(problem.train, thetas, state, w, detach=settings.gradient == "local")
     total = problem.judge.value(state.v).sum()
-    objective = outer_objective(settings, total, problem.n_judged, problem.n_rows)
+    objective = outer_objective(settings, total, problem.size)
     found: list[Tensor] = []
     if leaves:
-        ends = tuple(end for end in (*state, w) if end.requires_grad) if carried else ()
+        ends = (*state, w) if carried else ()
         given = torch.autograd.grad(
-            (objective, *ends),
-            (*leaves, *start),
-            (torch.ones_like(objective), *carried[: len(ends)]),
-            allow_unused=True,
+            (objective, *ends), (*leaves, *start), (torch.ones_like(objective), *carried), allow_unused=True
         )
         found = [
             torch.zeros_like(at) if slope is None else slope for slope, at in zip(given, (*leaves, *start), strict=True)
@@ -116,25 +114,24 @@ def pass_and_gradient(
     )
 
 
-def learn(problem: Supervised, settings: Settings, progress: Progress | None = None) -> Learned:
-    """E epochs of eq. (13), then the final models on all training data."""
+def learn(problem: Supervised, settings: Settings, conditioning: float, progress: Progress | None = None) -> Learned:
+    """E epochs of eq. (13), then the final models on all training data; `conditioning` as in supervision.Units."""
     n_splits, n_clients, n_features = problem.train.b.shape
     common = start_common(settings, n_features)
-    own = start_own(settings, problem.train, problem.full)
+    own = start_own(settings, problem.train, problem.full, conditioning)
     by_client = learned_by_client(settings)
     server_memory = Moments.zeros([common])
     client_memory = Moments.zeros([own[name] for name in by_client])
     state = zero_state(n_splits, n_clients, n_features)
     w = torch.zeros(n_splits, n_features, dtype=torch.float64)
     carried: tuple[Tensor, ...] = tuple(map(torch.zeros_like, (*state, w))) if settings.carries_adjoint else ()
-    zero_total = float(problem.judge.c.sum()) / 2
     history = []
     for epoch in range(settings.n_epochs):
         if settings.start == "redrawn":
             w = drawn_w(settings, epoch, n_splits, n_features)
             state = drawn_state(settings, epoch, range(n_clients), w)
         state, w, total, objective, gradients = pass_and_gradient(problem, settings, common, own, state, w, carried)
-        check_finite(epoch, float(total), zero_total)
+        check_finite(f"at epoch {epoch + 1}", float(total), problem.size.zero)
         carried = gradients.start
         prior_common, prior_own = penalty_gradients(settings, common, own)
         if gradients.common is not None:
@@ -162,16 +159,16 @@ def refit(
     if settings.start == "redrawn":
         w = drawn_w(settings, settings.n_epochs, 1, w.shape[-1])
         state = drawn_state(settings, settings.n_epochs, range(state.v.shape[1]), w)
-        return *forward(problem.full, thetas, state, w), settings.n_cells
-    state = State(*(part.mean(0, keepdim=True) for part in state))
-    w = w.mean(0, keepdim=True)
-    n_passes = max(1, settings.refit_cells // settings.n_cells)
+        n_passes = 1
+    else:
+        state, w = State(*(part.mean(0, keepdim=True) for part in state)), w.mean(0, keepdim=True)
+        n_passes = max(1, settings.refit_cells // settings.n_cells)
     for n_done in range(1, n_passes + 1):  # noqa: B007, the count is returned
-        before = w
+        before = state.v
         state, w = forward(problem.full, thetas, state, w)
-        if settled(settings, before, w):
+        if settled(settings, movement(before, state.v)):
             break
-    check_finite(settings.n_epochs, float(problem.full.value(state.v).sum()), float(problem.full.c.sum()) / 2)
+    check_finite("in the refit", float(problem.full.value(state.v).sum()), float(problem.full.c.sum()) / 2)
     return state, w, n_done * settings.n_cells
 
 
