@@ -174,7 +174,7 @@ def test_nothing_to_learn_and_parts_of_a_table_work(here: Path, monkeypatch: pyt
 def test_list_and_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(monkeypatch, "list") == 0
     said = capsys.readouterr().out
-    for name in ("polynomial", "ablation", "layers", "quality", "presets"):
+    for name in ("polynomial", "ablation", "layers", "quality", "presets", "n_cells", "deviation_spread"):
         assert name in said
     assert call(monkeypatch, "run", "--help") == 0
     assert "learn2pfed run polynomial --seeds 20" in capsys.readouterr().out

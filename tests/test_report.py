@@ -10,6 +10,7 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 from learn2pfed.errors import Learn2pFedError
+from learn2pfed.experiments.registry import configure, differences, find
 from learn2pfed.report.docs import with_tables
 from learn2pfed.report.html import write_report
 from learn2pfed.report.tables import Table, mean_std, tables
@@ -87,6 +88,15 @@ def test_documents_get_their_tables_and_say_where_they_lack_a_place() -> None:
     assert with_tables(new, made()) == new
     with pytest.raises(Learn2pFedError, match="no place for polynomial"):
         with_tables("nothing here", made())
+
+
+def test_the_page_says_how_it_was_made() -> None:
+    experiment = find("polynomial")
+    changes: dict[str, object] = {"noise": 0.3, "settings": "1,2", "learn2pfed.lam_spread": None}
+    config = configure(experiment, "quick", changes).model_dump(mode="json")
+    said = ["--set settings=1,2", "--set noise=0.3", "--set learn2pfed.lam_spread=none"]
+    assert differences(experiment, "quick", config) == said
+    assert differences(experiment, "quick", configure(experiment, "quick", {}).model_dump(mode="json")) == []
 
 
 def test_files_appear_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,12 +15,13 @@ from rich.table import Table as RichTable
 
 from learn2pfed.errors import Learn2pFedError
 from learn2pfed.experiments.base import Experiment, Task
-from learn2pfed.experiments.registry import EXPERIMENTS, configure, find, flat_names, run_all
+from learn2pfed.experiments.registry import EXPERIMENTS, configure, find, flat_names, parse, run_all
 from learn2pfed.report.docs import update_tables
 from learn2pfed.report.html import write_report
 from learn2pfed.report.tables import Table, mean_std, tables
 from learn2pfed.results.records import Results, Row, versions
 from learn2pfed.results.store import RunFolder, read_details, read_results
+from learn2pfed.unrolled.settings import Settings
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -147,6 +147,18 @@ def list_() -> None:
         console.print(f"  presets: {', '.join(experiment.presets)}")
         default = experiment.config_class().model_dump()
         console.print(f"  --set: {escape(', '.join(flat_names(default)))}\n")
+    shown = RichTable(title="learn2pfed.NAME (and paper.NAME, the paper's recipe)", title_justify="left")
+    for head in ("name", "learn2pfed", "paper", "what it is"):
+        shown.add_column(head)
+    paper = Settings.paper()
+    for name, field in Settings.model_fields.items():
+        ours, theirs = (_value(getattr(chosen, name)) for chosen in (Settings(), paper))
+        shown.add_row(name, ours, theirs if theirs != ours else "", escape(field.description or ""))
+    console.print(shown)
+
+
+def _value(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value).lower()
 
 
 def _changes(pairs: list[str]) -> dict[str, Any]:
@@ -156,10 +168,7 @@ def _changes(pairs: list[str]) -> dict[str, Any]:
         name, equals, text = pair.partition("=")
         if not equals:
             raise Learn2pFedError(f"--set takes NAME=VALUE, got {pair!r}.")
-        try:
-            changes[name.strip()] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            changes[name.strip()] = None if text.strip() == "none" else text.strip()
+        changes[name.strip()] = parse(text)
     return changes
 
 

@@ -126,7 +126,8 @@ class PolynomialExperiment(Experiment):
     about = (
         "Ten clients, each with a cubic curve on its own stretch of x; in setting 1, 2, 3 the last 1, 2, 3 "
         "coefficients differ between clients. Local-Only and the global model are least squares; the oracle is told "
-        "which coefficients are shared. Errors are to the noise-free curve on the client's own x, meaned over clients."
+        "which coefficients are shared. Errors are to the noise-free curve on each client's own x, averaged over "
+        "clients."
     )
     config_class = PolynomialConfig
     presets = {  # noqa: RUF012

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import tomllib
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
@@ -44,6 +45,18 @@ def configure(experiment: Experiment, preset: str, changes: dict[str, Any]) -> C
         raise Learn2pFedError(sentence(error)) from error
 
 
+def parse(text: str) -> Any:
+    """A value as typed: TOML where it is such, `none`, text otherwise.
+
+    >>> parse("3"), parse("[1, 2]"), parse("none"), parse("equal")
+    (3, [1, 2], None, 'equal')
+    """
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return None if text.strip() == "none" else text.strip()
+
+
 def differences(experiment: Experiment, preset: str, config: dict[str, Any]) -> list[str]:
     """The --set NAME=VALUE options that lead from the preset to this configuration."""
     plain = configure(experiment, preset, {}).model_dump(mode="json")
@@ -69,7 +82,7 @@ def _set(tree: dict[str, Any], name: str, value: Any) -> None:
         raise Learn2pFedError(f"There is no setting {name!r}; there are {', '.join(flat_names(tree))}.")
     is_list = isinstance(tree[last], (list, tuple))
     if is_list and isinstance(value, str):
-        value = [part.strip() for part in value.split(",")]
+        value = [parse(part) for part in value.split(",")]
     tree[last] = [value] if is_list and not isinstance(value, list) else value
 
 

@@ -38,7 +38,9 @@ class Settings(BaseModel):
     )
 
     # what supervises Θ
-    supervision: Literal["train", "holdout", "crossval"] = "crossval"
+    supervision: Literal["train", "holdout", "crossval"] = Field(
+        "crossval", description="judge Θ by the training rows (the paper), by a held-out part, or by folds"
+    )
     holdout: float = Field(0.25, gt=0, lt=1, description="fraction held out by supervision = holdout")
     n_folds: int = Field(2, ge=2, description="folds of supervision = crossval")
     n_repeats: int = Field(10, ge=1, description="how often the folds are drawn anew")
@@ -65,13 +67,13 @@ class Settings(BaseModel):
     n_epochs: int = Field(300, ge=0, description="E")
     n_warmup: int = Field(10, ge=0, description="epochs at the start in which Θ stays fixed")
     learning_rate: float = Field(0.1, gt=0, description="Adam's step size on log Θ")
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.9, ge=0, lt=1)
+    beta1: float = Field(0.9, ge=0, lt=1, description="Adam's memory of gradients")
+    beta2: float = Field(0.9, ge=0, lt=1, description="Adam's memory of squared gradients")
     decay: bool = Field(True, description="let the step size fall along a half cosine to 2 % of its start")
 
     # the final models
     refit_cells: int = Field(2000, ge=1, description="at most so many cells on all training data (warm start)")
-    tolerance: float = Field(1e-9, gt=0, description="the refit stops when no entry of w moves by more")
+    tolerance: float = Field(1e-9, gt=0, description="the refit stops when the models move by less, relatively")
 
     seed: int = Field(0, ge=0, description="of folds and draws; experiments set it to the trial's")
 
