@@ -175,6 +175,27 @@ def test_a_client_refuses_what_is_out_of_turn() -> None:
         algorithm.handle("adjoint", state, data.clients[0], said)
 
 
+def test_an_epoch_that_broke_off_leaves_no_adjoint_behind() -> None:
+    """A client lost between two cells of the way back starts the next epoch with a clean adjoint."""
+    algorithm, data = Learn2pFed(Settings(**SHORT | {"n_cells": 2})), random_data()
+    client, ones = data.clients[0], torch.ones(3, dtype=torch.float64)
+    said = {"lam": ones[None], "epoch": torch.tensor([0]), "scale": ones, "conditioning": ones[:1], "loss": ones[:1]}
+    state = algorithm.enter(0, client)
+    for kind in ("prepare", "epoch"):
+        state, _ = algorithm.handle(kind, state, client, said)
+    w = torch.ones(6, 3, dtype=torch.float64)
+    for cell in (1, 2):
+        state, _ = algorithm.handle("cell", state, client, {"w": w, "cell": torch.tensor([cell])})
+    back = {"total": w, "weight": ones[:1], "loss": ones[:1], "cell": torch.tensor([2])}
+    broken, _ = algorithm.handle("adjoint", state, client, back)
+    assert all(part.abs().max() > 0 for part in broken.bar)
+    after, _ = algorithm.handle("epoch", broken, client, said)
+    assert all((part == 0).all() for part in after.bar)
+    whole, _ = algorithm.handle("adjoint", broken, client, back | {"cell": torch.tensor([1])})
+    kept, _ = algorithm.handle("epoch", whole, client, said)
+    assert all(part.abs().max() > 0 for part in kept.bar)
+
+
 def test_handlers_are_pure() -> None:
     algorithm, data = Learn2pFed(Settings(**SHORT)), random_data()
     state = algorithm.enter(0, data.clients[0])

@@ -17,6 +17,7 @@ from learn2pfed.data.polynomial import BASE, polynomial
 from learn2pfed.engines.simulation import run_simulation
 from learn2pfed.errors import DivergenceError, Learn2pFedError
 from learn2pfed.experiments.base import curve_errors
+from learn2pfed.unrolled.network import check_finite
 from learn2pfed.unrolled.settings import GROUPS, Settings
 from tests.conftest import random_data
 
@@ -113,6 +114,13 @@ def test_one_client_is_least_squares_when_rows_abound() -> None:
     data = random_data(M=1, k=3, n=400)
     ours = run_simulation(Learn2pFed(Settings()), data).models
     torch.testing.assert_close(ours, local_only(data).models, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("total", [float("nan"), float("inf"), 2e8])
+def test_a_loss_that_blows_up_is_divergence_while_still_finite(total: float) -> None:
+    check_finite("at epoch 1", 1.0, 1.0)
+    with pytest.raises(DivergenceError, match="diverged at epoch 3"):
+        check_finite("at epoch 3", total, 1.0)
 
 
 def test_divergence_is_named_at_its_epoch() -> None:

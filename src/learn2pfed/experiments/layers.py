@@ -115,5 +115,5 @@ def lagrangian(config: LayersConfig, task: Task, penalty: float) -> Done:
         values.append(float(augmented_lagrangian(loss, after._replace(alpha=alpha), w, theta)))
     rises = [b - a for a, b in pairwise(values)]
     empty = Outcome(torch.empty(0), torch.empty(0))
-    rows = rows_of(task, empty, 0.0, {"cells at which it rises": float(sum(rise > 0 for rise in rises))})
+    rows = rows_of(task, empty, 0.0, {"cells at which the Lagrangian rises": float(sum(rise > 0 for rise in rises))})
     return Done(rows, Detail(**task._asdict(), series={"lagrangian": rounded(values)}))

@@ -193,7 +193,7 @@ def lambda_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
     caption = (
         "A small Λ means that a coefficient is the client's own, a large one that it follows the others. In setting 1 "
         "only x³ differs between clients. Supervised by held-out rows, Λ finds that; supervised by the training loss, "
-        "it falls for every coefficient: the recipe of the paper learns not to share."
+        "it falls for shared and own coefficients alike: the recipe of the paper learns not to share."
     )
     return Figure("lambda", "Learned Λ against its start", caption, tuple(panels), 2) if panels else None
 
@@ -237,8 +237,7 @@ def history_figure(results: Results, details: Sequence[Detail]) -> Figure | None
                 epochs = list(range(1, len(history) + 1))
                 series.append(Series(f"setting {setting}", epochs, history, "line", COLOURS[place % len(COLOURS)]))
         if series:
-            log = all(min(s.y) > 0 for s in series)
-            panels.append(Panel(algorithm, tuple(series), "epoch", "outer objective", log_y=log))
+            panels.append(Panel(algorithm, tuple(series), "epoch", "outer objective"))
     caption = (
         "What supervises Θ, by epoch: the sum of training losses (the paper), and ½ n log of the held-out error (ours)."
     )
@@ -264,11 +263,11 @@ def depth_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
                 for place, d in enumerate(chosen)
             )
             if series:
-                log = all(min(s.y) > 0 for s in series)
-                panels.append(Panel(f"{recipe} · setting {setting}", series, "epoch", "outer objective", log_y=log))
+                panels.append(Panel(f"{recipe} · setting {setting}", series, "epoch", "outer objective"))
     caption = (
-        "With a redrawn start (the paper) the depth of the network limits what it can reach; with a warm start every "
-        "epoch goes on where the last ended, so that fewer cells only take more epochs."
+        "With a redrawn start (the paper) a deeper network lowers the training loss sooner; what it learns is to share "
+        "less, and its error is no smaller. With a warm start every epoch goes on where the last ended, so that few "
+        "cells do nearly as well as many."
     )
     return Figure("layers", "Convergence by the number of cells L", caption, tuple(panels)) if panels else None
 
@@ -292,8 +291,8 @@ def lagrangian_figure(results: Results, details: Sequence[Detail]) -> Figure | N
             panels.append(Panel(f"setting {setting}", series, "cell", "augmented Lagrangian", log_y=True))
     caption = (
         "Θ fixed; ρ in units of a client's mean curvature. From ρ = 1 on it falls at every cell, as Theorem 1 says for "
-        "ρ large enough; with a small ρ it rises first, and yet the cells reach the solution sooner: the theorem's "
-        "condition is sufficient, not necessary."
+        "ρ large enough; with a smaller ρ it rises, towards the same limit from below: falling at every cell is not "
+        "what convergence needs."
     )
     return Figure("lagrangian", "The augmented Lagrangian along cells", caption, tuple(panels)) if panels else None
 
