@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -185,7 +186,8 @@ def _folder(experiment: str, out: Path | None, resume: bool) -> Path:
 
 def _rich(table: Table) -> RichTable:
     """For the terminal."""
-    shown = RichTable(title=table.title, title_justify="left", header_style="bold")
+    shown = RichTable(title=table.title, title_justify="left", header_style="bold", box=SIMPLE_HEAD)
+    shown.padding, shown.pad_edge = (0, 1), False
     for place, head in enumerate(table.head):
         shown.add_column(escape(head), justify="left" if place == 0 else "right")
     for row in table.body:
