@@ -135,6 +135,8 @@ def draw_interactive(figure: Figure) -> str:
     page.update_layout(
         height=60 + 300 * figure.n_rows,
         template="plotly_white",
+        hovermode="closest",
+        hoverdistance=-1,  # the nearest point, however far the mouse is from it
         margin={"l": 50, "r": 20, "t": 70, "b": 40},
         legend={"orientation": "h", "y": -0.12 / figure.n_rows - 0.06},
         font={"size": 12},
