@@ -1,6 +1,6 @@
 """Learning Θ by gradients through the cells, all clients at once in one autograd graph (squared loss).
 
-The same steps as a conversation of messages: algorithms/learn2pfed.py. A test holds the two together.
+The same steps as a conversation of messages: algorithms/learn2pfed. A test holds the two together.
 """
 
 from __future__ import annotations

@@ -1,0 +1,88 @@
+"""Learn2pFed: Lv, Ye, Huang, Yang, Chen, "Learn What You Need in Personalized Federated Learning", Algorithm 1.
+
+Objective:  min over v, w of  Σ_i p_i ( F_i(v_i) + ½ (v_i - w)ᵀ Λ_i (v_i - w) ),  with Θ = {Λ, p, ρ, η, γ, θ} learned by
+gradients through L unrolled ADMM cells.
+
+The conversation, an epoch:
+
+1. `epoch`    server → client: the common log Λ.
+2. `cell`     for ℓ = 1 .. L, server → client: w of cell ℓ-1; client: α, v, z by eq. (9)-(11);
+              client → server: its half of eq. (12).
+3. `loss`     client → server: F_i on the rows that judge.
+4. `adjoint`  for ℓ = L .. 1, server → client: the adjoint of eq. (12); client: the vector-Jacobian product of its own
+              cell; client → server: its part of the adjoint of w of cell ℓ-1. Not with `gradient = local`.
+5. `learn`    each client moves its own Θ; client → server: its part of the gradient by the common log Λ.
+
+Before: `describe` (Σ XᵀX, for units) and `prepare`. After: `refit` and cells on all training rows until w rests.
+The server uses nothing but sums over clients.
+
+Deviations from the paper: gradients run through w into the other clients by adjoint messages (the sum of losses that
+the paper sends is a number and has no gradient); p and γ live with their client, which sends c_i (v_i - z_i - α_i) and
+c_i = p_i γ_i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from learn2pfed.algorithms.base import Conversation, Message, Outcome, Programme, Progress, Specs
+from learn2pfed.algorithms.learn2pfed.client import Client, ClientState
+from learn2pfed.algorithms.learn2pfed.server import Server
+from learn2pfed.algorithms.learn2pfed.wording import broadcasts, talks
+from learn2pfed.data.federated import ClientData, FederatedData
+from learn2pfed.errors import MessageError
+from learn2pfed.unrolled.settings import Settings
+from learn2pfed.unrolled.supervision import supervise_all
+from learn2pfed.unrolled.theta import start_common
+from learn2pfed.unrolled.training import effective_lam, learn
+
+
+class Learn2pFed(Conversation[ClientState]):
+    """The conversation above; `fused` computes the same in one autograd graph."""
+
+    name = "learn2pfed"
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.client = Client(settings)
+
+    def enter(self, index: int, data: ClientData) -> ClientState:
+        """The client's state before the first message."""
+        return self.client.enter(index, data)
+
+    def expects(self, kind: str, state: ClientState) -> Specs:
+        """What the server says, by kind."""
+        known = broadcasts(self.settings, *state.now.v.shape[::2])
+        if kind not in known:
+            raise MessageError(f"a message of kind {kind!r} came where {', '.join(known)} are known.")
+        return known[kind]
+
+    def handle(
+        self, kind: str, state: ClientState, data: ClientData, broadcast: Message
+    ) -> tuple[ClientState, Message]:
+        """Answer one message; the rows themselves are not needed any more."""
+        return self.client.handle(kind, state, broadcast)
+
+    def model(self, state: ClientState) -> Tensor:
+        """v_i in the units of the data."""
+        return self.client.model(state)
+
+    def insight(self, state: ClientState) -> Mapping[str, Tensor]:
+        """The Λ_i that the final model obeys, and where Λ started."""
+        return self.client.insight(state)
+
+    def programme(self, n_clients: int, n_features: int, progress: Progress | None) -> Programme:
+        """Algorithm 1, the server's side."""
+        return Server(self.settings, n_features).programme(n_clients, progress)
+
+    def fused(self, data: FederatedData, progress: Progress | None) -> Outcome:
+        """All clients in one autograd graph."""
+        problem, (scale, conditioning) = supervise_all(data, self.settings)
+        learned = learn(problem, self.settings, conditioning, progress)
+        lam = effective_lam(learned) * scale.square()
+        start = start_common(self.settings, data.n_features)[-1].exp() * scale.square()
+        insight = {"lam": lam, "lam_start": start.expand(lam.shape)}
+        said = talks(self.settings, data.n_features, learned.n_refit_cells)
+        return Outcome(learned.v / scale, learned.w / scale, learned.history, insight, talks=said)

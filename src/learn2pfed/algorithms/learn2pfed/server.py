@@ -1,0 +1,146 @@
+"""The server: Algorithm 1 as a programme of exchanges, with nothing but sums over clients."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import torch
+from torch import Tensor
+
+from learn2pfed.algorithms.base import Exchange, Message, Programme, Progress, Replies, Verdict
+from learn2pfed.algorithms.learn2pfed.wording import count_splits
+from learn2pfed.algorithms.learn2pfed.wording import replies as reply_specs
+from learn2pfed.errors import DivergenceError
+from learn2pfed.unrolled.cell import w_step
+from learn2pfed.unrolled.network import check_finite, drawn_w, settled
+from learn2pfed.unrolled.settings import Settings
+from learn2pfed.unrolled.supervision import Size, outer_objective, units
+from learn2pfed.unrolled.theta import Moments, adam_step, learned_by_server, penalty_gradients, start_common
+
+
+class Server:
+    """Asks, adds up, and moves the common Λ."""
+
+    def __init__(self, settings: Settings, n_features: int) -> None:
+        self.settings = settings
+        self.by_server = learned_by_server(settings)
+        self.n_features = n_features
+        self.n_splits = count_splits(settings)
+        self.epoch = 0
+
+    def programme(self, n_clients: int, progress: Progress | None) -> Programme:
+        """Algorithm 1, the server's side."""
+        settings = self.settings
+        n_splits, n_features = self.n_splits, self.n_features
+        everyone = tuple(range(n_clients))
+        described = yield from self.insist("describe", {}, everyone)
+        scale, conditioning = units(settings, _sum(described, "gram"), len(described))
+        said = {"scale": scale, "conditioning": torch.tensor([conditioning], dtype=torch.float64)}
+        members = tuple((yield from self.insist("prepare", said, tuple(described))))
+        common = start_common(settings, n_features)
+        memory = Moments.zeros([common])
+        w = torch.zeros(n_splits, n_features, dtype=torch.float64)
+        w_carried = torch.zeros_like(w)
+        history = []
+        for epoch in range(settings.n_epochs):
+            self.epoch = epoch + 1
+            number = torch.tensor([epoch])
+            alive = tuple((yield from self.ask("epoch", {"lam": common, "epoch": number}, members)))
+            if settings.start == "redrawn":
+                w = drawn_w(settings, epoch, n_splits, n_features)
+            alive, weights, ws = yield from self._forward(alive, w)
+            w = ws[-1]
+            losses = yield from self.ask("loss", {}, alive)
+            alive = tuple(losses)
+            size = Size(*_sum(losses, "size").tolist())
+            total = _sum(losses, "loss").requires_grad_()
+            check_finite(f"at epoch {epoch + 1}", float(total.detach()), size.zero)
+            with torch.enable_grad():
+                objective = outer_objective(settings, total, size)
+                (loss_bar,) = torch.autograd.grad(objective.sum(), total)
+            if settings.gradient == "exact" and settings.learn:
+                alive, w_bar = yield from self._backward(alive, weights, ws, w_carried, loss_bar)
+                w_carried = w_bar if settings.carries_adjoint else w_carried
+            replies = yield from self.ask("learn", {"loss": loss_bar, "epoch": number}, alive)
+            if self.by_server:
+                prior, _ = penalty_gradients(settings, common, {"lam": common})
+                (common,), memory = adam_step(settings, epoch, [common], [_sum(replies, "lam") + prior], memory)
+            history.append(float(objective.detach()))
+            if progress is not None:
+                progress(epoch + 1, history[-1])
+        w, served = yield from self._refit(members, common, w)
+        return Verdict(w[0] / scale, history, frozenset(served))
+
+    def _forward(
+        self, alive: tuple[int, ...], w: Tensor
+    ) -> Generator[Exchange, Replies, tuple[tuple[int, ...], list[Tensor], list[Tensor]]]:
+        """Cells 1 .. L: who is still there, Σc and w of every cell."""
+        weights, ws = [], []
+        for ell in range(1, self.settings.n_cells + 1):
+            replies = yield from self.ask("cell", {"w": w, "cell": torch.tensor([ell])}, alive)
+            alive = tuple(replies)
+            weights.append(_sum(replies, "weight"))
+            w = w_step(_sum(replies, "total"), weights[-1])
+            ws.append(w)
+        return alive, weights, ws
+
+    def _backward(
+        self, alive: tuple[int, ...], weights: list[Tensor], ws: list[Tensor], w_bar: Tensor, loss_bar: Tensor
+    ) -> Generator[Exchange, Replies, tuple[tuple[int, ...], Tensor]]:
+        """Cells L .. 1: with S = Σ c m and C = Σ c, w = S/C gives S̄ = w̄/C and C̄ = -w̄ᵀw/C; the clients do the rest."""
+        for ell in range(self.settings.n_cells, 0, -1):
+            weight, w = weights[ell - 1], ws[ell - 1]
+            said = {
+                "total": w_bar / weight,
+                "weight": -(w_bar * w).sum().reshape(1) / weight,
+                "loss": loss_bar,
+                "cell": torch.tensor([ell]),
+            }
+            replies = yield from self.ask("adjoint", said, alive)
+            alive = tuple(replies)
+            w_bar = _sum(replies, "w")
+        return alive, w_bar
+
+    def _refit(
+        self, members: tuple[int, ...], common: Tensor, w: Tensor
+    ) -> Generator[Exchange, Replies, tuple[Tensor, tuple[int, ...]]]:
+        """Cells on all training rows: L from a new draw, or as many as it takes from the warm start."""
+        settings = self.settings
+        self.n_splits = 1
+        said = {"lam": common, "epoch": torch.tensor([settings.n_epochs])}
+        alive = tuple((yield from self.insist("refit", said, members)))
+        redrawn = settings.start == "redrawn"
+        w = drawn_w(settings, settings.n_epochs, 1, w.shape[-1]) if redrawn else w.mean(0, keepdim=True)
+        for _ in range(1 if redrawn else max(1, settings.refit_cells // settings.n_cells)):
+            for ell in range(1, settings.n_cells + 1):
+                replies = yield from self.ask("cell", {"w": w, "cell": torch.tensor([ell])}, alive)
+                w = w_step(_sum(replies, "total"), _sum(replies, "weight"))
+            if settled(settings, _sum(replies, "moved")):
+                break
+        return w, alive
+
+    def ask(self, kind: str, broadcast: Message, clients: tuple[int, ...]) -> Generator[Exchange, Replies, Replies]:
+        """One exchange; the replies in the order of the clients."""
+        expected = reply_specs(self.settings, self.n_splits, self.n_features)[kind]
+        replies = yield Exchange(kind, broadcast, expected, clients)
+        if not replies:
+            raise DivergenceError(
+                f"No client gave a usable answer to {kind!r} in epoch {self.epoch}: either none is running, or the "
+                "network diverged (lower learning_rate, learn fewer groups, or raise rho_start)."
+            )
+        return replies
+
+    def insist(self, kind: str, broadcast: Message, clients: tuple[int, ...]) -> Generator[Exchange, Replies, Replies]:
+        """The same, asking those that did not answer up to twice more: without this step they can't take part."""
+        replies = dict((yield from self.ask(kind, broadcast, clients)))
+        for _ in range(2):
+            absent = tuple(i for i in clients if i not in replies)
+            if absent:
+                expected = reply_specs(self.settings, self.n_splits, self.n_features)[kind]
+                replies |= yield Exchange(kind, broadcast, expected, absent)
+        return dict(sorted(replies.items()))
+
+
+def _sum(replies: Replies, name: str) -> Tensor:
+    """Σ over clients, the only thing the server does with what they send."""
+    return torch.stack([reply[name] for reply in replies.values()]).sum(0)
