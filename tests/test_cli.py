@@ -103,7 +103,8 @@ def test_ctrl_c_leaves_a_run_that_can_go_on(here: Path) -> None:
     assert "Traceback" not in complaint
     n_kept = len(json.loads(file.read_text())["rows"])
     assert n_kept > 0
-    done = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=300, env=environment)
+    again = [*command[:3], "run", "polynomial", "--resume", "--out", "x"]  # as it was told, no more
+    done = subprocess.run(again, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
     rows = json.loads(file.read_text())["rows"]
     assert len({(r["setting"], r["algorithm"], r["seed"], r["metric"]) for r in rows}) == len(rows) > n_kept
@@ -118,7 +119,8 @@ def test_ctrl_c_leaves_a_run_that_can_go_on(here: Path) -> None:
         (["run", "polynomial", "--set", "learn2pfed.n_cells=0"], "learn2pfed.n_cells: input should be greater than"),
         (["run", "polynomial", "--set", "noise=-1"], "noise: input should be greater than or equal to 0, got -1"),
         (["run", "polynomial", "--set", "learn2pfed.learn=lam,mu"], "unknown group 'mu'; there are lam, p, rho"),
-        (["run", "polynomial", "--set", "learn2pfed.depth=3"], "There is no setting 'learn2pfed.depth'; there are n_c"),
+        (["run", "polynomial", "--set", "learn2pfed.size=3"], "There is no setting 'learn2pfed.size'; there are n_c"),
+        (["run", "polynomial", "--set", "learn2pfed.n_cell=3"], "did you mean 'learn2pfed.n_cells'?"),
         (["run", "polynomial", "--set", "rubbish"], "--set takes NAME=VALUE, got 'rubbish'"),
         (["run", "polynomial", "--set", "settings=4"], "settings.0: input should be 1, 2 or 3"),
         (["run", "polynomial", "--set", "n_rows=5"], "leaves a client with no rows: raise n_rows"),

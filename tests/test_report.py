@@ -65,7 +65,8 @@ def test_tables_are_means_and_deviations_over_seeds() -> None:
     assert rmse.body == (("Local-Only", "1.00 ± 0"), ("Learn2pFed", "0.600 ± 0.14"))
     assert mse.head == ("MSE", "setting 1")
     assert cost.body[1] == ("Learn2pFed", "1.00", "1.0 kB", "0.5 MB")
-    assert mean_std([2.0]) == "2.00"
+    assert mean_std([2.0]) == "2"
+    assert mean_std([2.5]) == "2.50"
     assert Table("t", ("a", "b"), (("x", "1"),)).markdown() == "| a | b |\n| --- | ---: |\n| x | 1 |"
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from learn2pfed.algorithms.base import Outcome
 from learn2pfed.report.docs import with_tables
 from learn2pfed.results.store import read_results
 
@@ -33,6 +34,15 @@ def test_a_folder_imports_only_from_the_ones_before_it() -> None:
         assert part in ORDER, f"{part} has no place in the order"
         later = {name for name in imported(path) if ORDER.index(name) > ORDER.index(part)}
         assert not later, f"{path.name} imports {later}"
+
+
+def test_the_example_in_the_readme_runs_and_finds_what_is_shared() -> None:
+    code = (ROOT / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    names: dict[str, object] = {}
+    exec(code, names)
+    outcome = names["outcome"]
+    assert isinstance(outcome, Outcome)
+    assert int(outcome.insight["lam"][0].argmin()) == 0  # the level is each client's own
 
 
 def test_nothing_is_unpickled() -> None:

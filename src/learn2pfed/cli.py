@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
+from learn2pfed import __version__
 from learn2pfed.errors import Learn2pFedError
 from learn2pfed.experiments.base import Experiment, Task
-from learn2pfed.experiments.registry import EXPERIMENTS, configure, find, flat_names, parse, run_all
+from learn2pfed.experiments.registry import EXPERIMENTS, configure, find, parse, restore, run_all
 from learn2pfed.report.docs import update_tables
 from learn2pfed.report.html import write_report
 from learn2pfed.report.tables import Table, mean_std, tables
@@ -32,6 +32,19 @@ app = typer.Typer(
     help="Personalised federated learning in which every parameter learns how far it follows the others.",
 )
 console = Console()
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        console.print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which.")] = False,
+) -> None:
+    pass
 
 
 @app.command(
@@ -62,10 +75,15 @@ def run(
         changes["n_seeds"] = seeds
     if algorithms is not None:
         changes["algorithms"] = algorithms
-    config = configure(chosen, preset, changes)
+    path = _folder(experiment, out, resume)
+    if resume and not changes and (path / "results.json").exists():  # go on as it was begun
+        begun = read_results(path)
+        config, preset = restore(chosen, begun.config), begun.preset
+    else:
+        config = configure(chosen, preset, changes)
     fresh = Results(experiment=experiment, preset=preset, versions=versions(), config=config.model_dump(mode="json"))
     tasks = chosen.tasks(config)
-    folder = RunFolder.open(_folder(experiment, out, resume), fresh, resume=resume)
+    folder = RunFolder.open(path, fresh, resume=resume)
     done = folder.results.done()
     todo = [task for task in tasks if tuple(task) not in done]
     try:
@@ -146,16 +164,21 @@ def list_() -> None:
         console.print(f"[bold]{experiment.name}[/bold]  {escape(experiment.title)}")
         console.print(f"  {escape(experiment.about)}")
         console.print(f"  presets: {', '.join(experiment.presets)}")
-        default = experiment.config_class().model_dump()
-        console.print(f"  --set: {escape(', '.join(flat_names(default)))}\n")
-    shown = RichTable(title="learn2pfed.NAME (and paper.NAME, the paper's recipe)", title_justify="left")
-    for head in ("name", "learn2pfed", "paper", "what it is"):
-        shown.add_column(head)
-    paper = Settings.paper()
-    for name, field in Settings.model_fields.items():
-        ours, theirs = (_value(getattr(chosen, name)) for chosen in (Settings(), paper))
-        shown.add_row(name, ours, theirs if theirs != ours else "", escape(field.description or ""))
-    console.print(shown)
+        default = experiment.config_class()
+        rows = tuple(
+            (name, _value(getattr(default, name)), field.description or "")
+            for name, field in experiment.config_class.model_fields.items()
+            if not isinstance(getattr(default, name), Settings)
+        )
+        console.print(_rich(Table("--set NAME=VALUE", ("name", "default", "what it is"), rows)))
+        console.print()
+    ours, theirs = Settings(), Settings.paper()
+    both = tuple(
+        (name, _value(getattr(ours, name)), _value(getattr(theirs, name)), field.description or "")
+        for name, field in Settings.model_fields.items()
+    )
+    head = ("name", "learn2pfed.", "paper.", "what it is")
+    console.print(_rich(Table("Both recipes: --set learn2pfed.NAME=VALUE, --set paper.NAME=VALUE", head, both)))
 
 
 def _value(value: object) -> str:
@@ -186,10 +209,11 @@ def _folder(experiment: str, out: Path | None, resume: bool) -> Path:
 
 def _rich(table: Table) -> RichTable:
     """For the terminal."""
-    shown = RichTable(title=table.title, title_justify="left", header_style="bold", box=SIMPLE_HEAD)
+    shown = RichTable(title=f"\n{table.title}", title_justify="left", header_style="bold underline", box=None)
     shown.padding, shown.pad_edge = (0, 1), False
     for place, head in enumerate(table.head):
-        shown.add_column(escape(head), justify="left" if place == 0 else "right")
+        words = place == 0 or any(len(row[place].split()) > 3 for row in table.body)
+        shown.add_column(escape(head), justify="left" if words else "right")
     for row in table.body:
         shown.add_row(*(escape(cell) for cell in row), style="bold cyan" if row[0] == "Learn2pFed" else None)
     return shown

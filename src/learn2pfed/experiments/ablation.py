@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from pydantic import Field
+
 from learn2pfed.experiments.base import (
     Column,
     Done,
@@ -41,7 +43,9 @@ LEARNED: tuple[tuple[GroupName, ...], ...] = (
 class AblationConfig(StudyConfig):
     """As the polynomial study, with the recipes to compare."""
 
-    recipes: tuple[Literal["paper", "learn2pfed"], ...] = ("paper", "learn2pfed")
+    recipes: tuple[Literal["paper", "learn2pfed"], ...] = Field(
+        ("paper", "learn2pfed"), min_length=1, description="whose other settings to use"
+    )
 
 
 def title(learned: tuple[GroupName, ...], recipe: str) -> str:
@@ -89,7 +93,7 @@ class AblationExperiment(Experiment):
         outcome, seconds = timed(lambda: talk(config, settings, study, task.seed))
         return Done(rows_of(task, outcome, seconds, curve_errors(study, outcome)), None)
 
-    def rank(self, algorithm: str) -> int:
+    def rank(self, algorithm: str) -> float:
         """As Table II, the paper's recipe first."""
         return [title(learned, by) for by in ("paper", "learn2pfed") for learned in LEARNED].index(algorithm)
 

@@ -61,7 +61,7 @@ class Experiment(ABC):
         """Do one fit."""
 
     @abstractmethod
-    def rank(self, algorithm: str) -> int:
+    def rank(self, algorithm: str) -> float:
         """Where the table lists this method; those of equal rank stay in the order in which they ran."""
 
     @abstractmethod

@@ -32,7 +32,9 @@ from learn2pfed.unrolled.theta import start_common, start_own, theta_of_cells
 class LayersConfig(StudyConfig):
     """As the polynomial study, with the depths to compare."""
 
-    depths: tuple[Annotated[int, Field(ge=1)], ...] = Field((1, 2, 5, 10, 20), min_length=1)
+    depths: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (1, 2, 5, 10, 20), min_length=1, description="numbers of cells L"
+    )
     penalties: tuple[Annotated[float, Field(gt=0)], ...] = Field(
         (0.003, 0.03, 0.3, 1.0, 3.0, 10.0), description="ρ, as multiples of mean curvature"
     )
@@ -90,9 +92,10 @@ class LayersExperiment(Experiment):
             detail = Detail(**task._asdict(), series={"history": rounded(outcome.history)})
         return Done(rows_of(task, outcome, seconds, curve_errors(study, outcome)), detail)
 
-    def rank(self, algorithm: str) -> int:
-        """By recipe; depths as they ran."""
-        return algorithm.endswith(RECIPES["learn2pfed"])
+    def rank(self, algorithm: str) -> float:
+        """By recipe, then by the number in the name: L or ρ."""
+        number = float(algorithm.partition(" = ")[2].partition(",")[0])
+        return number + 1e6 * algorithm.endswith(RECIPES["learn2pfed"])
 
     def columns(self, rows: Sequence[Row]) -> list[Column]:
         """Each metric over the settings."""

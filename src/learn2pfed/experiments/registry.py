@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
+from difflib import get_close_matches
 from multiprocessing import active_children, get_context
 from typing import Any
 
@@ -72,23 +73,35 @@ def differences(experiment: Experiment, preset: str, config: dict[str, Any]) -> 
     return list(walk(plain, config, ""))
 
 
+def restore(experiment: Experiment, config: dict[str, Any]) -> Config:
+    """A configuration as a run folder keeps it."""
+    try:
+        return experiment.config_class.model_validate(config)
+    except ValidationError as error:
+        raise Learn2pFedError(f"The run was begun by another version: {sentence(error)}") from error
+
+
 def _set(tree: dict[str, Any], name: str, value: Any) -> None:
     *path, last = name.split(".")
     for part in path:
         if not isinstance(tree.get(part), dict):
-            raise Learn2pFedError(f"There is no setting {name!r}; there are {', '.join(flat_names(tree))}.")
+            raise _unknown(name, part, tree)
         tree = tree[part]
     if last not in tree:
-        raise Learn2pFedError(f"There is no setting {name!r}; there are {', '.join(flat_names(tree))}.")
+        raise _unknown(name, last, tree)
     is_list = isinstance(tree[last], (list, tuple))
     if is_list and isinstance(value, str):
         value = [parse(part) for part in value.split(",")]
     tree[last] = [value] if is_list and not isinstance(value, list) else value
 
 
-def flat_names(tree: dict[str, Any]) -> list[str]:
-    """The names that can be set; a group of settings is shown with a trailing dot."""
-    return [f"{name}." if isinstance(value, dict) else name for name, value in tree.items()]
+def _unknown(name: str, part: str, tree: dict[str, Any]) -> Learn2pFedError:
+    """Says what was meant, or what there is; a group of settings is shown with a trailing dot."""
+    near = get_close_matches(part, tree, n=1)
+    if near:
+        return Learn2pFedError(f"There is no setting {name!r}; did you mean {name.replace(part, near[0])!r}?")
+    known = ", ".join(f"{known}." if isinstance(value, dict) else known for known, value in tree.items())
+    return Learn2pFedError(f"There is no setting {name!r}; there are {known}.")
 
 
 def work(name: str, config: dict[str, Any], task: Task) -> Done:

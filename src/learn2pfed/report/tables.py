@@ -43,6 +43,8 @@ def number(value: float, digits: int = 3) -> str:
 
 def mean_std(values: Sequence[float]) -> str:
     """`mean ± std`; the std is the sample's, left out for one value."""
+    if len(values) == 1 and values[0].is_integer():
+        return str(int(values[0]))
     mean = number(statistics.fmean(values))
     return mean if len(values) < 2 else f"{mean} ± {number(statistics.stdev(values), 2)}"
 
@@ -79,7 +81,8 @@ def cost_table(results: Results) -> Table:
         if not own:
             continue
         cost = [statistics.fmean(getattr(row, name) for row in own) for name in ("seconds", "bytes_up", "bytes_down")]
-        body.append((algorithm, f"{cost[0]:.2f}", *map(megabytes, cost[1:])))
+        sent = map(megabytes, cost[1:]) if any(cost[1:]) or algorithm == "Local-Only" else ("pooled", "pooled")
+        body.append((algorithm, f"{cost[0]:.2f}", *sent))
     return Table("Cost of a fit", ("", "CPU seconds", "sent by clients", "sent to clients"), tuple(body))
 
 

@@ -64,7 +64,7 @@ class Settings(BaseModel):
     p_start: Literal["equal", "rows"] = Field("equal", description="p_i at the start: 1, or n_i (only ratios count)")
 
     # how Θ is learned
-    n_epochs: int = Field(300, ge=0, description="E")
+    n_epochs: int = Field(300, ge=0, description="E, steps of learning Θ")
     n_warmup: int = Field(10, ge=0, description="epochs at the start in which Θ stays fixed")
     learning_rate: float = Field(0.1, gt=0, description="Adam's step size on log Θ")
     beta1: float = Field(0.9, ge=0, lt=1, description="Adam's memory of gradients")
