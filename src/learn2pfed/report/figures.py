@@ -202,8 +202,8 @@ def lambda_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
         "A small Λ means that a coefficient is the client's own, a large one that it follows the others. In setting 1 "
         "only x³ differs between clients, in setting 2 also x². Supervised by held-out rows, Λ finds that; in setting "
         "3 a client's own coefficients move together, and x and x² speak for x³. Supervised by the training loss "
-        "(left; the first five clients, all from the grey start), Λ falls at most clients for shared and own coefficients "
-        "alike: the recipe of the paper learns not to share."
+        "(left; the first five clients, all from the grey start), Λ falls at most clients for shared and own "
+        "coefficients alike: the recipe of the paper learns not to share."
     )
     return Figure("lambda", "Learned Λ against its start", caption, tuple(panels), 2) if panels else None
 
