@@ -66,7 +66,7 @@ def v_step(b: Tensor, curvature: Tensor, basis: Tensor, target: Tensor, rho: Ten
 
 def solve_shifted(curvature: Tensor, basis: Tensor, right: Tensor, rho: Tensor) -> Tensor:
     """(basis diag(curvature) basisᵀ + ρI)⁻¹ right."""
-    columns = basis.flatten(0, -3)  # bmm on one flat batch: a third of the overhead of a broadcasting matmul
+    columns = basis.flatten(0, -3)  # bmm on one flat batch has less overhead than a broadcasting matmul
     rotated = torch.bmm(right.reshape(-1, 1, right.shape[-1]), columns).view(curvature.shape) / (curvature + rho)
     return torch.bmm(columns, rotated.view(len(columns), -1, 1)).view(right.shape)
 

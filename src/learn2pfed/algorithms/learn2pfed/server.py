@@ -48,7 +48,7 @@ class Server:
             alive = tuple((yield from self.ask("epoch", {"lam": common, "epoch": number}, members)))
             if settings.start == "redrawn":
                 w = drawn_w(settings, epoch, n_splits, n_features)
-            alive, weights, ws = yield from self._forward(alive, w)
+            alive, weights, ws, _ = yield from self._forward(alive, w)
             w = ws[-1]
             losses = yield from self.ask("loss", {}, alive)
             alive = tuple(losses)
@@ -73,8 +73,8 @@ class Server:
 
     def _forward(
         self, alive: tuple[int, ...], w: Tensor
-    ) -> Generator[Exchange, Replies, tuple[tuple[int, ...], list[Tensor], list[Tensor]]]:
-        """Cells 1 .. L: who is still there, Σc and w of every cell."""
+    ) -> Generator[Exchange, Replies, tuple[tuple[int, ...], list[Tensor], list[Tensor], Tensor]]:
+        """Cells 1 .. L: who is still there, Σc and w of every cell, and how far the pass moved the models."""
         weights, ws = [], []
         for ell in range(1, self.settings.n_cells + 1):
             replies = yield from self.ask("cell", {"w": w, "cell": torch.tensor([ell])}, alive)
@@ -82,7 +82,7 @@ class Server:
             weights.append(_sum(replies, "weight"))
             w = w_step(_sum(replies, "total"), weights[-1])
             ws.append(w)
-        return alive, weights, ws
+        return alive, weights, ws, _sum(replies, "moved")
 
     def _backward(
         self, alive: tuple[int, ...], weights: list[Tensor], ws: list[Tensor], w_bar: Tensor, loss_bar: Tensor
@@ -112,10 +112,9 @@ class Server:
         redrawn = settings.start == "redrawn"
         w = drawn_w(settings, settings.n_epochs, 1, w.shape[-1]) if redrawn else w.mean(0, keepdim=True)
         for _ in range(1 if redrawn else max(1, settings.refit_cells // settings.n_cells)):
-            for ell in range(1, settings.n_cells + 1):
-                replies = yield from self.ask("cell", {"w": w, "cell": torch.tensor([ell])}, alive)
-                w = w_step(_sum(replies, "total"), _sum(replies, "weight"))
-            if settled(settings, _sum(replies, "moved")):
+            _, _, ws, moved = yield from self._forward(alive, w)
+            w = ws[-1]
+            if settled(settings, moved):
                 break
         return w, alive
 
