@@ -57,7 +57,7 @@ def whole(loss: SquaredLoss) -> Supervised:
 def fused_epoch(problem: Supervised, settings: Settings = SETTINGS) -> Callable[[], Tensor]:
     """Ours; the eigendecompositions are made before the first epoch."""
     _, n_clients, n_features = problem.train.b.shape
-    common, own = start_common(settings, n_features), start_own(settings, problem.train, problem.full, 1.0)
+    common, own = start_common(settings, n_features), start_own(settings, problem.full, 1.0)
     state = zero_state(1, n_clients, n_features)
     w = torch.zeros(1, n_features, dtype=torch.float64)
     _ = problem.train.curvature
@@ -72,7 +72,7 @@ def fused_epoch(problem: Supervised, settings: Settings = SETTINGS) -> Callable[
 def straightforward_epoch(X: Tensor, y: Tensor, problem: Supervised) -> Callable[[], Tensor]:
     """The loop: every client, every cell, XᵀX and a pseudo-inverse anew."""
     n_clients, _, n_features = X.shape
-    common, raw = start_common(SETTINGS, n_features), start_own(SETTINGS, problem.train, problem.full, 1.0)
+    common, raw = start_common(SETTINGS, n_features), start_own(SETTINGS, problem.full, 1.0)
     identity = torch.eye(n_features, dtype=torch.float64)
 
     def epoch() -> Tensor:

@@ -52,3 +52,16 @@ def random_data(
         X[:, 0] = 1.0
         rows.append((f"c{i}", X, X @ (w + spread * rng.normal(size=k)) + 0.2 * rng.normal(size=n_i)))
     return FederatedData.build(rows)
+
+
+def random_labels(n_classes: int, sizes: list[int], seed: int = 0, spread: float = 0.5) -> FederatedData:
+    """The same with classes in place of numbers: each client's own softmax around a common one."""
+    rng = np.random.default_rng(seed)
+    w = 2 * rng.normal(size=(3, n_classes))
+    rows = []
+    for i, n in enumerate(sizes):
+        X = rng.normal(size=(n, 3))
+        X[:, 0] = 1.0
+        score = X @ (w + spread * rng.normal(size=w.shape)) + rng.gumbel(size=(n, n_classes))
+        rows.append((f"c{i}", X, score.argmax(1).astype(float)))
+    return FederatedData.build(rows)

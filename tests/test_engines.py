@@ -12,9 +12,10 @@ from learn2pfed.algorithms.learn2pfed import Learn2pFed
 from learn2pfed.engines.messages import decode, encode, receive, size
 from learn2pfed.engines.plain import run_plain
 from learn2pfed.engines.simulation import run_simulation
-from learn2pfed.errors import DivergenceError, MessageError
+from learn2pfed.errors import DivergenceError, Learn2pFedError, MessageError
 from learn2pfed.unrolled.settings import GROUPS, Settings
-from tests.conftest import random_data
+from learn2pfed.unrolled.softmax import Softmax
+from tests.conftest import random_data, random_labels
 
 SHORT = {"n_epochs": 6, "n_warmup": 2, "n_cells": 4, "refit_cells": 40, "n_repeats": 3}
 
@@ -31,13 +32,44 @@ VARIANTS = {
     "no scaling": Settings(**SHORT, scaling=False),
     "one cell": Settings(**SHORT | {"n_cells": 1}),
     "paper": Settings.paper(n_epochs=6),
+    "exact refit": Settings(**SHORT, refit="exact"),
+    "exact refit, everything learned": Settings(**SHORT, refit="exact", learn=GROUPS, sharing="mixed"),
+    "some learn": Settings(**SHORT, n_learners=2),
+    "some learn, exact refit": Settings(**SHORT, n_learners=2, refit="exact"),
 }
 
 
 @pytest.mark.parametrize(("name", "fewest"), [*((name, 2) for name in VARIANTS), ("default", 1)])
 def test_both_engines_give_the_same(name: str, fewest: int) -> None:
     algorithm, data = Learn2pFed(VARIANTS[name]), random_data(sizes=[20, 5, 9, fewest])
-    fused, plain = run_simulation(algorithm, data), run_plain(algorithm, data)
+    agree(run_simulation(algorithm, data), run_plain(algorithm, data))
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+@pytest.mark.parametrize("changes", [{}, {"learn": GROUPS, "sharing": "mixed"}, {"n_learners": 2}], ids=str)
+def test_both_engines_classify_alike(n_classes: int, changes: dict[str, object]) -> None:
+    data = random_labels(n_classes, sizes=[20, 5, 9, 1])
+    algorithm = Learn2pFed(Settings(**SHORT, **changes), Softmax(n_classes, (0.0, 0.1, 0.1)))
+    agree(run_simulation(algorithm, data), run_plain(algorithm, data))
+
+
+def test_an_exact_refit_is_for_squared_loss() -> None:
+    with pytest.raises(Learn2pFedError, match="needs squared loss"):
+        Learn2pFed(Settings(refit="exact"), Softmax(2, (0.1,)))
+
+
+def test_an_exact_refit_is_where_many_cells_end() -> None:
+    data = random_data(sizes=[20, 5, 9, 1])
+    cells, exact = (
+        run_simulation(Learn2pFed(Settings(**SHORT | {"refit_cells": 20_000}, refit=refit, tolerance=1e-13)), data)
+        for refit in ("cells", "exact")
+    )
+    torch.testing.assert_close(cells.models, exact.models, rtol=1e-7, atol=1e-8)
+    torch.testing.assert_close(cells.global_model, exact.global_model, rtol=1e-7, atol=1e-8)
+    assert exact.traffic.bytes_up < cells.traffic.bytes_up
+
+
+def agree(fused: Outcome, plain: Outcome) -> None:
     torch.testing.assert_close(fused.models, plain.models, rtol=0, atol=1e-10)
     torch.testing.assert_close(fused.global_model, plain.global_model, rtol=0, atol=1e-10)
     assert fused.history == pytest.approx(plain.history, abs=1e-10, rel=1e-10)

@@ -96,7 +96,7 @@ def test_client_order_does_not_matter(problem: Problem) -> None:
     torch.testing.assert_close(w_other, w)
 
 
-def supervised(seed: int = 0, M: int = 3, k: int = 2) -> Supervised:
+def supervised(seed: int = 0, M: int = 3, k: int = 2) -> Supervised[SquaredLoss]:
     train, judge = Problem(seed, M=M, k=k, n=5).loss, Problem(seed + 1, M=M, k=k, n=4).loss
     full = SquaredLoss(*(getattr(train + judge, name)[:1] for name in ("A", "b", "c", "n")))
     return Supervised(train, judge, full)
@@ -107,7 +107,7 @@ def supervised(seed: int = 0, M: int = 3, k: int = 2) -> Supervised:
 def test_gradcheck_of_a_three_cell_network_for_every_group(tied: bool, objective: str) -> None:
     chosen = Settings(n_cells=3, tied=tied, learn=GROUPS, sharing="mixed", objective=objective, rho_start=0.5)
     problem = supervised()
-    common, own = start_common(chosen, 2), start_own(chosen, problem.train, problem.full, 1.0)
+    common, own = start_common(chosen, 2), start_own(chosen, problem.full, 1.0)
     start = Problem(5, M=3, k=2)
 
     def outer(common: Tensor, *raw: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ def test_the_carried_adjoint_gives_the_gradient_of_infinitely_many_cells() -> No
     """Θ fixed, two cells an epoch: the gradient tends to that through the exact solution; truncated it does not."""
     chosen = Settings(n_cells=2, learn=("lam",), rho_start=0.5, lam_start=1.0)
     problem = supervised()
-    common, own = start_common(chosen, 2), start_own(chosen, problem.train, problem.full, 1.0)
+    common, own = start_common(chosen, 2), start_own(chosen, problem.full, 1.0)
     raw = common.clone().requires_grad_()
     v, _ = solve(problem.train, raw.exp(), torch.ones(3, 1, dtype=torch.float64))
     value = outer_objective(chosen, problem.judge.value(v).sum(), problem.size)

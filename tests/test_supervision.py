@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learn2pfed.data.federated import ClientData
+from learn2pfed.data.federated import FederatedData
 from learn2pfed.errors import Learn2pFedError
-from learn2pfed.unrolled.losses import SquaredLoss
+from learn2pfed.unrolled.losses import SQUARED, SquaredLoss
 from learn2pfed.unrolled.settings import GROUPS, Settings
-from learn2pfed.unrolled.supervision import Size, folds_of, outer_objective, supervise, units
+from learn2pfed.unrolled.supervision import Size, Supervised, learners_of, outer_objective, parts_of, supervise, units
 from learn2pfed.unrolled.theta import (
     THETA_MAX,
     Moments,
@@ -25,48 +25,44 @@ from learn2pfed.unrolled.theta import (
 from tests.conftest import Problem
 
 
-def client(n: int, k: int = 3, seed: int = 0, name: str = "a") -> ClientData:
+def client(n: int, k: int = 3, seed: int = 0, name: str = "a") -> FederatedData:
     g = torch.Generator().manual_seed(seed)
-    return ClientData(
-        name,
-        torch.randn(n, k, generator=g, dtype=torch.float64),
-        torch.randn(n, generator=g, dtype=torch.float64),
-    )
+    X, y = (torch.randn(*shape, generator=g, dtype=torch.float64) for shape in ((n, k), (n,)))
+    return FederatedData.build([(name, X, y)])
+
+
+def alone(data: FederatedData, chosen: Settings, index: int = 0) -> Supervised[SquaredLoss]:
+    return supervise(data, chosen, SQUARED, [index])
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 50])
 @pytest.mark.parametrize("n_folds", [2, 3, 5])
 def test_folds_cut_every_row_into_exactly_one_part(n: int, n_folds: int) -> None:
-    repeats = folds_of(client(n), Settings(n_folds=n_folds, n_repeats=4), 0)
-    assert len(repeats) == 4
+    repeats = parts_of(n, Settings(n_folds=n_folds, n_repeats=4), 0)
+    assert repeats.shape == (4, n)
     for parts in repeats:
-        assert len(parts) == n_folds
-        assert sorted(np.concatenate(parts).tolist()) == list(range(n))
-        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+        counts = np.bincount(parts, minlength=n_folds)
+        assert len(counts) == n_folds
+        assert counts.max() - counts.min() <= 1
 
 
 def test_folds_differ_between_repeats_seeds_and_clients() -> None:
-    one = folds_of(client(40), Settings(), 0)
-    assert any((one[0][0].tolist() != other[0].tolist()) for other in one[1:])
-    assert one[0][0].tolist() != folds_of(client(40), Settings(seed=1), 0)[0][0].tolist()
-    assert one[0][0].tolist() != folds_of(client(40), Settings(), 1)[0][0].tolist()
+    one = parts_of(40, Settings(), 0)
+    assert (one[0] != one[1:]).any()
+    assert (one[0] != parts_of(40, Settings(seed=1), 0)[0]).any()
+    assert (one[0] != parts_of(40, Settings(), 1)[0]).any()
 
 
 def test_clients_do_not_split_in_step() -> None:
     """Also where they look alike: one row each, or nothing but an intercept."""
-    held = [
-        supervise(
-            ClientData(str(i), torch.ones(1, 1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)), Settings(), i
-        )
-        for i in range(40)
-    ]
-    rows_in_training = torch.cat([part.train.n for part in held], 1).sum(1)
+    data = FederatedData.build([(str(i), np.ones((1, 1)), np.ones(1)) for i in range(40)])
+    rows_in_training = supervise(data, Settings(), SQUARED).train.n.sum(1)
     assert ((rows_in_training > 8) & (rows_in_training < 32)).all()
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 10])
 def test_holdout_keeps_rows_on_both_sides(n: int) -> None:
-    problem = supervise(client(n), Settings(supervision="holdout"), 0)
+    problem = alone(client(n), Settings(supervision="holdout"))
     assert int(problem.train.n[0, 0]) >= 1
     assert int(problem.judge.n[0, 0]) == (0 if n == 1 else max(1, round(0.25 * n)))
 
@@ -91,7 +87,7 @@ def test_a_perfect_fit_leaves_the_objective_finite() -> None:
 @pytest.mark.parametrize("supervision", ["train", "holdout", "crossval"])
 def test_training_and_judging_rows_together_are_all_rows(supervision: str) -> None:
     data, chosen = client(23), Settings(supervision=supervision)
-    problem = supervise(data, chosen, 0)
+    problem = alone(data, chosen)
     full = SquaredLoss.of_rows(data.X, data.y)
     if supervision == "train":
         torch.testing.assert_close(problem.train.A[0, 0], full.A)
@@ -111,18 +107,41 @@ def test_training_and_judging_rows_together_are_all_rows(supervision: str) -> No
 @given(seed=st.integers(0, 1000), order=st.permutations(range(12)), unit=st.floats(1e-3, 1e3))
 def test_splits_do_not_depend_on_order_name_or_units(seed: int, order: list[int], unit: float) -> None:
     data = client(12, seed=seed)
-    moved = ClientData("another name", data.X[order], data.y[order])
-    ours, theirs = supervise(data, Settings(), 3), supervise(moved, Settings(), 3)
+    moved = FederatedData.build([("another name", data.X[order], data.y[order])])
+    ours, theirs = alone(data, Settings(), 3), alone(moved, Settings(), 3)
     torch.testing.assert_close(ours.train.A, theirs.train.A)
     torch.testing.assert_close(ours.judge.b, theirs.judge.b)
-    scaled = supervise(ClientData("a", data.X * unit, data.y * unit), Settings(), 3)
+    scaled = alone(FederatedData.build([("a", data.X * unit, data.y * unit)]), Settings(), 3)
     torch.testing.assert_close(ours.train.A * unit**2, scaled.train.A)
+
+
+def test_many_clients_give_the_same_losses_together_as_each_alone() -> None:
+    """Blocks of clients are padded; the padding must not count."""
+    parts = [client(n, seed=n, name=str(n)) for n in (1, 9, 2, 30, 3, 17)]
+    data = FederatedData.build([(d.names[0], d.X, d.y) for d in parts])
+    assert len(data.blocks) > 2
+    together = supervise(data, Settings(), SQUARED)
+    for i, part in enumerate(parts):
+        for ours, theirs in zip(together, alone(part, Settings(), i), strict=True):
+            for name in ("A", "b", "c", "n"):
+                torch.testing.assert_close(getattr(ours, name)[:, i : i + 1], getattr(theirs, name))
+
+
+def test_of_very_many_clients_a_draw_learns() -> None:
+    chosen = Settings(n_learners=5)
+    drawn = learners_of(chosen, range(100, 120))
+    assert len(set(drawn)) == 5
+    assert set(drawn) <= set(range(100, 120))
+    assert drawn == learners_of(chosen, range(100, 120)) != learners_of(chosen.changed(seed=1), range(100, 120))
+    assert learners_of(chosen, range(5)) == tuple(range(5))
+    assert len(learners_of(chosen.changed(sharing="mixed"), range(20))) == 20
+    assert len(learners_of(chosen.changed(learn=("lam", "p")), range(20))) == 20
 
 
 def test_theta_stays_positive_and_bounded_however_far_it_is_pushed() -> None:
     chosen = Settings(learn=GROUPS, sharing="mixed", learning_rate=3.0, n_warmup=0, decay=False)
     loss = Problem(M=2, k=2).loss
-    common, own = start_common(chosen, 2), start_own(chosen, loss, loss, 0.5)
+    common, own = start_common(chosen, 2), start_own(chosen, loss, 0.5)
     for sign in (1.0, -1.0):
         raw, memory = list(own.values()), Moments.zeros(list(own.values()))
         for epoch in range(50):
@@ -145,15 +164,15 @@ def test_adam_step_changes_nothing_in_place() -> None:
 def test_the_start_of_theta_is_what_the_settings_say() -> None:
     loss = Problem(M=2, k=3, n=8).loss
     paper = Settings.paper(seed=4)
-    theta = theta_of_cells(start_common(paper, 3), start_own(paper, loss, loss, 0.5), paper.n_cells)[0]
+    theta = theta_of_cells(start_common(paper, 3), start_own(paper, loss, 0.5), paper.n_cells)[0]
     assert ((theta.lam > 0) & (theta.lam < 0.001)).all()
     assert torch.equal(theta.lam[0], theta.lam[1])
     for group in (theta.rho, theta.eta, theta.gamma, theta.theta):
         torch.testing.assert_close(group, torch.full((2, 1), 0.01, dtype=torch.float64))
     torch.testing.assert_close(theta.p, torch.full((2, 1), 8.0, dtype=torch.float64))
     ours = Settings()
-    theta = theta_of_cells(start_common(ours, 3), start_own(ours, loss, loss, 0.5), ours.n_cells)[0]
-    size = loss.A.diagonal(dim1=-2, dim2=-1).mean((0, -1))
+    theta = theta_of_cells(start_common(ours, 3), start_own(ours, loss, 0.5), ours.n_cells)[0]
+    size = 0.5 * loss.A[0].diagonal(dim1=-2, dim2=-1).mean(-1)  # halves learn
     torch.testing.assert_close(theta.rho[:, 0], 0.5 * ours.rho_start * size)
     torch.testing.assert_close(theta.theta, torch.ones(2, 1, dtype=torch.float64))
 
@@ -184,6 +203,6 @@ def test_cells_share_theta_when_tied_and_have_their_own_when_not() -> None:
     loss = Problem(M=2, k=3).loss
     for tied, n_kinds in ((True, 1), (False, 5)):
         chosen = Settings(tied=tied, n_cells=5)
-        cells = theta_of_cells(start_common(chosen, 3), start_own(chosen, loss, loss, 0.5), 5)
+        cells = theta_of_cells(start_common(chosen, 3), start_own(chosen, loss, 0.5), 5)
         assert len(cells) == 5
         assert len({id(theta.lam) for theta in cells}) == n_kinds

@@ -70,11 +70,12 @@ class Traffic:
 
 
 class Talk(NamedTuple):
-    """A kind of exchange and how often every client took part in it: what bytes are counted from."""
+    """A kind of exchange, how often it took place and with how many clients: what bytes are counted from."""
 
     broadcast: Specs
     reply: Specs
     times: int
+    n_clients: int
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from learn2pfed.algorithms.base import Outcome
 from learn2pfed.data.federated import FederatedData
 from learn2pfed.errors import Learn2pFedError
 from learn2pfed.unrolled.limit import learn_common_lam, solve
-from learn2pfed.unrolled.losses import SquaredLoss
+from learn2pfed.unrolled.losses import SQUARED, SquaredLoss
 from learn2pfed.unrolled.settings import Settings
 from learn2pfed.unrolled.supervision import supervise_all
 
@@ -28,13 +28,15 @@ BOUND = 20.0
 
 def local_only(data: FederatedData) -> Outcome:
     """min over v_i of ‖X_i v_i - Y_i‖² for each client alone (shortest solution if rows are few)."""
-    models = torch.stack([least_squares(client.X, client.y) for client in data.clients])
+    models = torch.empty(len(data), data.n_features, dtype=torch.float64)
+    for clients, rows, present in data.blocks:  # a row of zeros does not change the shortest minimiser
+        models[clients] = least_squares(data.X[rows] * present.unsqueeze(-1), data.y[rows] * present)
     return Outcome(models, models.mean(0))
 
 
 def one_for_all(data: FederatedData) -> Outcome:
     """min over one w of Σ_i ‖X_i w - Y_i‖²: least squares on all rows together."""
-    w = least_squares(torch.cat([c.X for c in data.clients]), torch.cat([c.y for c in data.clients]))
+    w = least_squares(data.X, data.y)
     return Outcome(w.expand(len(data), -1), w)
 
 
@@ -45,7 +47,7 @@ def oracle(data: FederatedData, shared: Tensor) -> Outcome:
         blocks = [client.X[:, shared]] + [torch.zeros(client.n_rows, own, dtype=client.X.dtype)] * len(data)
         blocks[1 + i] = client.X[:, ~shared]
         rows.append(torch.cat(blocks, 1))
-    solution = least_squares(torch.cat(rows), torch.cat([c.y for c in data.clients]))
+    solution = least_squares(torch.cat(rows), data.y)
     n_shared = int(shared.sum())
     models = torch.empty(len(data), data.n_features, dtype=solution.dtype)
     models[:, shared] = solution[:n_shared]
@@ -54,9 +56,9 @@ def oracle(data: FederatedData, shared: Tensor) -> Outcome:
 
 
 def least_squares(X: Tensor, y: Tensor) -> Tensor:
-    """The shortest minimiser of ‖Xv - y‖²."""
-    solution: Tensor = torch.linalg.lstsq(X, y, driver="gelsd").solution
-    return solution
+    """The shortest minimiser of ‖Xv - y‖², of each in a stack of problems."""
+    solution: Tensor = torch.linalg.lstsq(X, y.unsqueeze(-1), driver="gelsd").solution
+    return solution.squeeze(-1)
 
 
 def reml_objective(full: SquaredLoss, lam: Tensor) -> Tensor:
@@ -95,7 +97,7 @@ def minimise_log(objective: Callable[[Tensor], Tensor], n_features: int) -> Tens
 def reml(data: FederatedData) -> Outcome:
     """The random-effects model with diagonal covariance fitted by REML: the statistical limit for a common Λ."""
     _check_rows(data, "REML")
-    problem, (scale, _) = supervise_all(data, Settings(supervision="train"))
+    problem, (scale, _) = supervise_all(data, Settings(supervision="train"), SQUARED)
     raw = minimise_log(lambda at: reml_objective(problem.full, at.exp()), data.n_features)
     return _solved(problem.full, raw.exp()[None], scale)
 
@@ -103,7 +105,7 @@ def reml(data: FederatedData) -> Outcome:
 def exact_inner(data: FederatedData, settings: Settings) -> Outcome:
     """Learn2pFed's supervision and prior with the inner problem solved exactly, L → ∞."""
     _check_rows(data, "The exact inner solution")
-    problem, (scale, _) = supervise_all(data, settings)
+    problem, (scale, _) = supervise_all(data, settings, SQUARED)
     return _solved(problem.full, learn_common_lam(problem, settings), scale)
 
 

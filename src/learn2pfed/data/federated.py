@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from learn2pfed.errors import Learn2pFedError
 
 PROPORTIONAL = 1e-12
 """Two columns whose squared cosine is within this of 1 carry the same information."""
+
+BLOCK_ROWS = 2**20
+"""Most rows of a block, padding included."""
 
 
 @dataclass(frozen=True)
@@ -39,78 +43,136 @@ class ClientData:
         return len(self.y)
 
 
+class Block(NamedTuple):
+    """Clients of similar size side by side, their rows padded to the same number, so that one product serves all."""
+
+    clients: Tensor  # (m,) which clients
+    rows: Tensor  # (m, n) where each row is in X and y; padding repeats the client's last row
+    present: Tensor  # (m, n) 1 where there is a row, 0 where there is padding
+
+
 @dataclass(frozen=True)
 class FederatedData:
-    """All clients' rows with the names of the k features.
+    """All clients' rows, client after client, with the names of the k features.
 
     >>> FederatedData.build([("a", [[1.0]], [2.0]), ("b", [[1.0], [1.0]], [0.0, 1.0])], ["one"]).sizes
     (1, 2)
     """
 
-    clients: tuple[ClientData, ...]
+    names: tuple[str, ...]
+    X: Tensor  # (N, k), float64
+    y: Tensor  # (N,), float64
+    sizes: tuple[int, ...]  # n_1 .. n_M
     features: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if not self.clients:
+        if not self.names:
             raise Learn2pFedError("There are no clients: give the rows of at least one.")
         if not self.features:
             raise Learn2pFedError("There are no features: give every client at least one column.")
-        twice = [name for name, count in Counter(c.name for c in self.clients).items() if count > 1]
+        twice = [name for name, count in Counter(self.names).items() if count > 1]
         if twice:
             raise Learn2pFedError(f"client {twice[0]!r} appears twice: join its rows or rename one.")
-        for client in self.clients:
-            self._check_rows(client)
-        self._check_columns()
+        if 0 in self.sizes:
+            raise Learn2pFedError(f"client {self.names[self.sizes.index(0)]!r} has no rows: drop it or give it some.")
+        bad = (~torch.isfinite(torch.cat([self.X, self.y[:, None]], 1))).nonzero()
+        if len(bad):
+            self._refuse(bad)
+
+    def _refuse(self, bad: Tensor) -> None:
+        """Name the first client and column with missing values, and count them there; `bad` has (row, column)."""
+        i = int(torch.searchsorted(self.starts, bad[0, 0], right=True)) - 1
+        own = bad[(bad[:, 0] >= self.starts[i]) & (bad[:, 0] < self.starts[i + 1]), 1]
+        column = int(own.min())
+        name = (*self.features, "the target")[column]
+        raise Learn2pFedError(
+            f"client {self.names[i]!r} has {int((own == column).sum())} missing or infinite value(s) in {name}: "
+            "fill or drop those rows."
+        )
 
     @classmethod
     def build(cls, rows: Sequence[tuple[str, object, object]], features: Sequence[str] | None = None) -> FederatedData:
-        """From (name, X, y) triples of arrays or nested lists."""
-        clients = tuple(ClientData(str(name), _tensor(name, "X", X), _tensor(name, "y", y)) for name, X, y in rows)
+        """From (name, X, y) triples of arrays or nested lists; columns that say nothing are refused."""
+        clients = [ClientData(str(name), _tensor(name, "X", X), _tensor(name, "y", y)) for name, X, y in rows]
+        if not clients:
+            raise Learn2pFedError("There are no clients: give the rows of at least one.")
         if features is None:
-            width = clients[0].X.shape[1] if clients else 0
-            features = [f"x{j}" for j in range(width)]
-        return cls(clients, tuple(features))
+            features = [f"x{j}" for j in range(clients[0].X.shape[1])]
+        for client in clients:
+            if client.X.shape[1] != len(features):
+                raise Learn2pFedError(
+                    f"client {client.name!r} has {client.X.shape[1]} features where {len(features)} are "
+                    f"named ({', '.join(features[:8])}): give every client the same columns."
+                )
+        X, y = torch.cat([c.X for c in clients]), torch.cat([c.y for c in clients])
+        data = cls(tuple(c.name for c in clients), X, y, tuple(c.n_rows for c in clients), tuple(features))
+        data._check_columns()
+        return data
+
+    @classmethod
+    def of_client(cls, client: ClientData) -> FederatedData:
+        """One client as it sees itself."""
+        features = tuple(f"x{j}" for j in range(client.X.shape[1]))
+        return cls((client.name,), client.X, client.y, (client.n_rows,), features)
 
     @property
     def n_features(self) -> int:
         """k."""
         return len(self.features)
 
-    @cached_property
-    def sizes(self) -> tuple[int, ...]:
-        """n_1 .. n_M."""
-        return tuple(client.n_rows for client in self.clients)
-
     def __len__(self) -> int:
         """M."""
-        return len(self.clients)
+        return len(self.names)
 
-    def _check_rows(self, client: ClientData) -> None:
-        if client.n_rows == 0:
-            raise Learn2pFedError(f"client {client.name!r} has no rows: drop it or give it some.")
-        if client.X.shape[1] != self.n_features:
-            raise Learn2pFedError(
-                f"client {client.name!r} has {client.X.shape[1]} features where {self.n_features} are "
-                f"named ({', '.join(self.features[:8])}): give every client the same columns."
-            )
-        for column, values in (*zip(self.features, client.X.T, strict=True), ("the target", client.y)):
-            bad = int((~torch.isfinite(values)).sum())
-            if bad:
-                raise Learn2pFedError(
-                    f"client {client.name!r} has {bad} missing or infinite value(s) in {column}: "
-                    "fill or drop those rows."
-                )
+    @cached_property
+    def starts(self) -> Tensor:
+        """Where each client's rows begin, and N, (M + 1,)."""
+        return torch.cat([torch.zeros(1, dtype=torch.int64), torch.tensor(self.sizes).cumsum(0)])
+
+    @cached_property
+    def owner(self) -> Tensor:
+        """Which client each row belongs to, (N,)."""
+        return torch.repeat_interleave(torch.arange(len(self)), torch.tensor(self.sizes))
+
+    @cached_property
+    def clients(self) -> tuple[ClientData, ...]:
+        """Each client's rows."""
+        parts = zip(self.names, *(torch.split(rows, list(self.sizes)) for rows in (self.X, self.y)), strict=True)
+        return tuple(ClientData(*part) for part in parts)
+
+    def subset(self, chosen: Sequence[int]) -> FederatedData:
+        """Some of the clients."""
+        rows = torch.cat([torch.arange(int(self.starts[i]), int(self.starts[i + 1])) for i in chosen])
+        names, sizes = tuple(self.names[i] for i in chosen), tuple(self.sizes[i] for i in chosen)
+        return FederatedData(names, self.X[rows], self.y[rows], sizes, self.features)
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """All clients, each once, by size: within a block the largest has less than twice the rows of the smallest."""
+        sizes = torch.tensor(self.sizes)
+        rising, order = sizes.sort(stable=True)
+        found, start = [], 0
+        while start < len(order):
+            least = int(rising[start])
+            end = int(torch.searchsorted(rising, 2 * least))
+            end = min(end, start + max(1, BLOCK_ROWS // (2 * least)))
+            clients = order[start:end]
+            step = torch.arange(int(sizes[clients[-1]]))
+            rows = self.starts[clients, None] + step.minimum(sizes[clients, None] - 1)
+            found.append(Block(clients, rows, (step < sizes[clients, None]).double()))
+            start = end
+        return tuple(found)
 
     def _check_columns(self) -> None:
         """No column may be zero throughout, and no two may be proportional throughout (one row can't tell)."""
-        gram = torch.stack([client.X.T @ client.X for client in self.clients]).sum(0)
+        gram = self.X.T @ self.X
         size = gram.diagonal()
         for column, square in zip(self.features, size.tolist(), strict=True):
             if square == 0:
                 raise Learn2pFedError(f"column {column!r} is zero in every row: drop it.")
         cosine = gram.square() / (size[:, None] * size)
         same = (cosine.triu(1) > 1 - PROPORTIONAL).nonzero()
-        if len(same) and sum(self.sizes) > 1:
+        if len(same) and len(self.y) > 1:
             first, second = (self.features[int(j)] for j in same[0])
             raise Learn2pFedError(
                 f"columns {first!r} and {second!r} say the same in every row (constant or duplicated): drop {second!r}."

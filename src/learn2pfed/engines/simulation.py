@@ -15,13 +15,13 @@ S = TypeVar("S")
 def run_simulation(algorithm: Conversation[S], data: FederatedData, progress: Progress | None = None) -> Outcome:
     """The algorithm's fused computation, with the bytes that the conversation would have cost."""
     outcome = algorithm.fused(data, progress)
-    return replace(outcome, traffic=traffic_of(outcome.talks, len(data)))
+    return replace(outcome, traffic=traffic_of(outcome.talks))
 
 
-def traffic_of(talks: tuple[Talk, ...], n_clients: int) -> Traffic:
-    """Bytes of every exchange, all clients answering."""
+def traffic_of(talks: tuple[Talk, ...]) -> Traffic:
+    """Bytes of every exchange, all that were asked answering."""
     total = Traffic()
     for talk in talks:
         down, up = size(talk.broadcast), size(talk.reply)
-        total += Traffic(up * talk.times * n_clients, down * talk.times * n_clients, talk.times)
+        total += Traffic(up * talk.times * talk.n_clients, down * talk.times * talk.n_clients, talk.times)
     return total

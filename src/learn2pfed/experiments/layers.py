@@ -23,6 +23,7 @@ from learn2pfed.experiments.base import (
 from learn2pfed.experiments.polynomial import StudyConfig, talk
 from learn2pfed.results.records import Detail, Row, rounded
 from learn2pfed.unrolled.cell import alpha_step, augmented_lagrangian
+from learn2pfed.unrolled.losses import SQUARED
 from learn2pfed.unrolled.network import unroll, zero_state
 from learn2pfed.unrolled.settings import Settings
 from learn2pfed.unrolled.supervision import supervise_all
@@ -106,8 +107,8 @@ def lagrangian(config: LayersConfig, task: Task, penalty: float) -> Done:
     """L(v^ℓ, z^ℓ, w^ℓ; α^(ℓ+1)) along cells with Θ fixed, Λ = 1; ρ in units of each client's mean curvature."""
     study = config.study(task.setting, task.seed)
     settings = Settings(supervision="train", rho_start=penalty, lam_start=1.0, n_cells=config.n_traced)
-    loss = supervise_all(study.data, settings)[0].full
-    own = start_own(settings, loss, loss, conditioning=1.0)
+    loss = supervise_all(study.data, settings, SQUARED)[0].full
+    own = start_own(settings, loss, conditioning=1.0)
     thetas = theta_of_cells(start_common(settings, study.data.n_features), own, config.n_traced)
     state = zero_state(1, len(study.data), study.data.n_features)
     values = []

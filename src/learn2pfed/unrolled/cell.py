@@ -20,6 +20,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+Map = Callable[[Tensor], Tensor]
+
 
 class Theta(NamedTuple):
     """Θ of one cell, all positive: the paper's six learnable groups."""
@@ -71,11 +73,13 @@ def solve_shifted(curvature: Tensor, basis: Tensor, right: Tensor, rho: Tensor) 
     return torch.bmm(columns, rotated.view(len(columns), -1, 1)).view(right.shape)
 
 
-def v_gradient_step(
-    v: Tensor, target: Tensor, rho: Tensor, gradient: Callable[[Tensor], Tensor], rate: float | Tensor
-) -> Tensor:
-    """Eq. (14), for any F_i:  v_i ← v_i - lr ∂h_i/∂v_i,  h_i(v) = F_i(v) + ½ρ_i‖target_i - v‖²."""
-    return v - rate * (gradient(v) + rho * (v - target))
+def v_gradient_step(v: Tensor, target: Tensor, rho: Tensor, gradient: Map, rate: float | Map) -> Tensor:
+    """Eq. (14), for any F_i:  v_i ← v_i - lr ∂h_i/∂v_i,  h_i(v) = F_i(v) + ½ρ_i‖target_i - v‖².
+
+    The step size lr is a number or a linear map.
+    """
+    slope = gradient(v) + rho * (v - target)
+    return v - (rate(slope) if callable(rate) else rate * slope)
 
 
 def z_step(alpha: Tensor, v: Tensor, w: Tensor, lam: Tensor, eta: Tensor) -> Tensor:

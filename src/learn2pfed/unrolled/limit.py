@@ -21,15 +21,34 @@ def solve(loss: SquaredLoss, lam: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
     Σ_i p_i Λ_i (A_i + Λ_i)⁻¹ A_i w = Σ_i p_i Λ_i (A_i + Λ_i)⁻¹ b_i.
     """
     k = loss.b.shape[-1]
+    system = client_system(loss, lam, p).sum(-3)
+    w = torch.linalg.solve(system[..., :k], system[..., k:]).squeeze(-1)
+    return loss.follow(lam, w), w
+
+
+def client_system(loss: SquaredLoss, lam: Tensor, p: Tensor) -> Tensor:
+    """Each client's part of the system for w,  p_i Λ_i (A_i + Λ_i)⁻¹ [A_i, b_i],  (S, M, k, k + 1)."""
     right = torch.cat([loss.A, loss.b.unsqueeze(-1)], -1)
     solved = torch.linalg.solve(loss.A + torch.diag_embed(lam.expand(loss.b.shape)), right)
-    system = ((p * lam).unsqueeze(-1) * solved).sum(-3)
-    w = torch.linalg.solve(system[..., :k], system[..., k:]).squeeze(-1)
-    pull = (solved[..., :k] @ w[..., None, :, None]).squeeze(-1)
-    return solved[..., k] + w.unsqueeze(-2) - pull, w
+    part: Tensor = (p * lam).unsqueeze(-1) * solved
+    return part
 
 
-def learn_common_lam(problem: Supervised, settings: Settings) -> Tensor:
+def solve_system(system: Tensor) -> Tensor:
+    """w from the clients' parts summed, (k, k + 1), whose left is symmetric; the shortest where features repeat.
+
+    >>> solve_system(torch.tensor([[2.0, 2.0, 4.0], [2.0, 2.0, 4.0]], dtype=torch.float64)).round(decimals=9)
+    tensor([1., 1.], dtype=torch.float64)
+    """
+    left, right = system[:, :-1], system[:, -1]
+    size = left.diagonal().clamp_min(1e-300).rsqrt()
+    values, vectors = torch.linalg.eigh((left + left.T) / 2 * size[:, None] * size)
+    inverse = torch.where(values > 1e-12 * values.max(), 1.0 / values, torch.zeros_like(values))
+    w: Tensor = size * (vectors @ (inverse * (vectors.T @ (size * right))))
+    return w
+
+
+def learn_common_lam(problem: Supervised[SquaredLoss], settings: Settings) -> Tensor:
     """Common Λ learned through the exact solution (problem already scaled), shape (1, k).
 
     The same supervision, prior, start, steps and step sizes as through the cells, so that only the cells differ.

@@ -5,13 +5,73 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
+from learn2pfed.data.federated import FederatedData
 from learn2pfed.unrolled.adjoint import Eigen, SquaredPass, split_clients
 from learn2pfed.unrolled.cell import State, Theta, v_gradient_step, v_step
+
+
+class ClientLoss(Protocol):
+    """F_i for a block of clients, with all that learning Θ asks of it. Axes (S, M): splits, clients."""
+
+    @property
+    def n(self) -> Tensor:
+        """Rows, (S, M)."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """S, M and the number of parameters of a client's model."""
+
+    @property
+    def zero(self) -> Tensor:
+        """F_i(0), (S, M)."""
+
+    @property
+    def gram(self) -> Tensor:
+        """Curvature by feature, (S, M, k, k): XᵀX, times what makes it the Hessian of F_i at 0."""
+
+    def value(self, v: Tensor) -> Tensor:
+        """F_i(v_i), (S, M)."""
+
+    def gradient(self, v: Tensor) -> Tensor:
+        """∂F_i/∂v_i, differentiable."""
+
+    def hessian(self, v: Tensor) -> Tensor:
+        """∂²F_i/∂v_i², (S, M, P, P) for P parameters."""
+
+    def v_step(self, v: Tensor, target: Tensor, rho: Tensor) -> Tensor:
+        """Minimise (or lower) F_i(v) + ½ρ_i‖target_i - v‖², starting from v."""
+
+    def follow(self, lam: Tensor, w: Tensor) -> Tensor:
+        """The minimiser of F_i(v) + ½ (v - w)ᵀ Λ_i (v - w) for each client, (S, M, P): its model, given the others'."""
+
+    def scaled(self, scale: Tensor) -> Self:
+        """The same rows with feature j divided by scale_j (so that v_j is multiplied by it)."""
+
+
+L = TypeVar("L", bound=ClientLoss)
+L_co = TypeVar("L_co", bound=ClientLoss, covariant=True)
+
+
+class Family(Protocol[L_co]):
+    """A kind of loss: what a model is, and how F_i is made from rows."""
+
+    @property
+    def is_likelihood(self) -> bool:
+        """Whether F is a negative log-likelihood as it stands; squared loss is one only up to the noise."""
+
+    def n_parameters(self, n_features: int) -> int:
+        """P, the length of v."""
+
+    def loss(self, data: FederatedData, weight: Tensor) -> L_co:
+        """F_i over rows that count `weight` times, (S, N)."""
+
+    def by_parameter(self, by_feature: Tensor) -> Tensor:
+        """A value per feature, (..., k), as one per parameter, (..., P)."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +92,26 @@ class SquaredLoss:
         return cls(X.mT @ X, X.mT @ y, y @ y, torch.tensor(float(len(y)), dtype=X.dtype))
 
     @classmethod
+    def of_data(cls, data: FederatedData, weight: Tensor) -> SquaredLoss:
+        """The statistics of all clients, rows counting `weight` times, (S, N): a few products a block of clients."""
+        n_splits, k = len(weight), data.n_features
+        A = torch.empty(n_splits, len(data), k, k, dtype=torch.float64)
+        b, c, n = A.new_empty(n_splits, len(data), k), A.new_empty(n_splits, len(data)), A.new_empty(A.shape[:2])
+        for clients, rows, present in data.blocks:
+            X, y = data.X[rows], data.y[rows]
+            for split in range(n_splits):
+                counted = weight[split, rows] * present
+                weighted = (X * counted.unsqueeze(-1)).mT
+                A[split, clients] = weighted @ X
+                b[split, clients] = (weighted @ y.unsqueeze(-1)).squeeze(-1)
+                c[split, clients] = (counted * y.square()).sum(-1)
+                n[split, clients] = counted.sum(-1)
+        return cls(A, b, c, n)
+
+    @classmethod
     def stack(cls, parts: Sequence[SquaredLoss]) -> SquaredLoss:
         """Put parts side by side on a new leading axis."""
         return cls(*(torch.stack([getattr(part, name) for part in parts]) for name in ("A", "b", "c", "n")))
-
-    @classmethod
-    def join(cls, parts: Sequence[SquaredLoss]) -> SquaredLoss:
-        """Many blocks of clients, (S, M), as one."""
-        return cls(*(torch.cat([getattr(part, name) for part in parts], 1) for name in ("A", "b", "c", "n")))
 
     def __add__(self, other: SquaredLoss) -> SquaredLoss:
         """The statistics of both sets of rows together."""
@@ -48,6 +120,22 @@ class SquaredLoss:
     def scaled(self, scale: Tensor) -> SquaredLoss:
         """The same rows with feature j divided by scale_j (so that v_j is multiplied by it)."""
         return SquaredLoss(self.A / (scale[:, None] * scale), self.b / scale, self.c, self.n)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """S, M, k."""
+        n_splits, n_clients, k = self.b.shape
+        return n_splits, n_clients, k
+
+    @property
+    def zero(self) -> Tensor:
+        """F_i(0) = ½ YᵀY."""
+        return self.c / 2
+
+    @property
+    def gram(self) -> Tensor:
+        """XᵀX."""
+        return self.A
 
     @cached_property
     def _eigen(self) -> tuple[Tensor, Tensor]:
@@ -69,6 +157,20 @@ class SquaredLoss:
         Av = (self.A @ v.unsqueeze(-1)).squeeze(-1)
         return 0.5 * (((Av - 2.0 * self.b) * v).sum(-1) + self.c)
 
+    def gradient(self, v: Tensor) -> Tensor:
+        """A v - b."""
+        return (self.A @ v.unsqueeze(-1)).squeeze(-1) - self.b
+
+    def hessian(self, v: Tensor) -> Tensor:
+        """A, wherever v is."""
+        return self.A
+
+    def follow(self, lam: Tensor, w: Tensor) -> Tensor:
+        """(A_i + Λ_i)⁻¹ (b_i + Λ_i w)."""
+        regularised = self.A + torch.diag_embed(lam.expand(self.b.shape))
+        v: Tensor = torch.linalg.solve(regularised, self.b + lam * w.unsqueeze(-2))
+        return v
+
     def cells(self, thetas: Sequence[Theta], state: State, w: Tensor, detach: bool = False) -> tuple[State, Tensor]:
         """L cells as a single node of the autograd graph; cells may share a Θ."""
         distinct = list({id(theta): theta for theta in thetas}.values())
@@ -85,6 +187,28 @@ class SquaredLoss:
     def v_step(self, v: Tensor, target: Tensor, rho: Tensor) -> Tensor:
         """Eq. (10); the exact minimiser does not depend on the start v."""
         return v_step(self.b, self.curvature, self.basis, target, rho)
+
+
+@dataclass(frozen=True)
+class Squared:
+    """Regression: F_i(v) = ½‖X_i v - Y_i‖², one parameter a feature."""
+
+    is_likelihood = False
+
+    def n_parameters(self, n_features: int) -> int:
+        """k."""
+        return n_features
+
+    def loss(self, data: FederatedData, weight: Tensor) -> SquaredLoss:
+        """Statistics, once."""
+        return SquaredLoss.of_data(data, weight)
+
+    def by_parameter(self, by_feature: Tensor) -> Tensor:
+        """As it is."""
+        return by_feature
+
+
+SQUARED = Squared()
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,14 @@ class Settings(BaseModel):
     beta2: float = Field(0.9, ge=0, lt=1, description="Adam's memory of squared gradients")
     decay: bool = Field(True, description="let the step size fall along a half cosine to 2 % of its start")
 
+    n_learners: int = Field(
+        2000, ge=2, description="at most so many clients, drawn once, learn a common Λ; all take part in the final fit"
+    )
+
     # the final models
+    refit: Literal["cells", "exact"] = Field(
+        "cells", description="by cells until the models rest, or (squared loss) by one k x k system"
+    )
     refit_cells: int = Field(2000, ge=1, description="at most so many cells on all training data (warm start)")
     tolerance: float = Field(1e-9, gt=0, description="the refit stops when the models move by less, relatively")
 
@@ -127,6 +134,16 @@ class Settings(BaseModel):
     def changed(self, **changes: object) -> Self:
         """These settings with changes, checked."""
         return self.model_validate(self.model_dump() | changes)
+
+    @property
+    def n_splits(self) -> int:
+        """S, while Θ is learned."""
+        return self.n_folds * self.n_repeats if self.supervision == "crossval" else 1
+
+    @property
+    def training_share(self) -> float:
+        """The share of its rows that a client learns from while Θ is learned."""
+        return {"train": 1.0, "holdout": 1.0 - self.holdout, "crossval": 1.0 - 1.0 / self.n_folds}[self.supervision]
 
     @property
     def carries_adjoint(self) -> bool:

@@ -9,32 +9,33 @@ Halves tell more about Λ than many small folds do, because Λ matters most wher
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Generic, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learn2pfed.data.federated import ClientData, FederatedData
+from learn2pfed.data.federated import FederatedData
 from learn2pfed.errors import Learn2pFedError
-from learn2pfed.unrolled.losses import SquaredLoss
+from learn2pfed.unrolled.losses import Family, L
 from learn2pfed.unrolled.settings import Settings
 
 
-class Supervised(NamedTuple):
+class Supervised(NamedTuple, Generic[L]):
     """Per split: the loss that the cells minimise and the loss that judges the result; `full` has all rows."""
 
-    train: SquaredLoss  # (S, M)
-    judge: SquaredLoss  # (S, M)
-    full: SquaredLoss  # (1, M)
+    train: L  # (S, M)
+    judge: L  # (S, M)
+    full: L  # (1, M)
 
     @property
     def size(self) -> Size:
         """How much there is to judge by."""
-        return Size(float(self.judge.n.sum()), float(self.full.n.sum()), float(self.judge.c.sum()) / 2)
+        return Size(float(self.judge.n.sum()), float(self.full.n.sum()), float(self.judge.zero.sum()))
 
-    def scaled(self, scale: Tensor) -> Supervised:
+    def scaled(self, scale: Tensor) -> Supervised[L]:
         """With feature j divided by scale_j."""
         return Supervised(*(part.scaled(scale) for part in self))
 
@@ -58,67 +59,82 @@ def units(settings: Settings, gram: Tensor, n_clients: int) -> Units:
     """From Σ_i X_iᵀX_i. With `scaling` off the units are those of the data."""
     typical = gram / n_clients
     scale = typical.diagonal().sqrt()
+    silent = (scale == 0).nonzero().flatten().tolist()
+    if silent:
+        raise Learn2pFedError(f"feature number {silent[0] + 1} is zero in every row of every client: drop it.")
     eigenvalues = torch.linalg.eigvalsh(typical / (scale[:, None] * scale))
     conditioning = float(eigenvalues.clamp_min(1e-4).log().mean().exp())
     return Units(scale if settings.scaling else torch.ones_like(scale), conditioning)
 
 
-def folds_of(client: ClientData, settings: Settings, index: int) -> list[list[NDArray[np.int64]]]:
-    """For each repeat, the client's rows in parts; part 0 .. K-1 is what split (repeat, part) judges on.
+def training_weights(data: FederatedData, settings: Settings, indices: Sequence[int]) -> Tensor:
+    """Which rows the v step sees, (S, N): 1 where it does. The outer loss sees the others, or with `train` the same.
 
-    Drawn from (seed, client) along an order of the rows, by target and then features, that does not depend on how they
-    were given nor on their units.
+    Each client's parts are drawn from (seed, index) along an order of its rows, by target and then features, that does
+    not depend on how they were given nor on their units.
     """
-    X, y = client.X.numpy(), client.y.numpy()
-    rows = np.lexsort((*X.T[::-1], y))
+    if settings.supervision == "train":
+        return torch.ones(1, len(data.y), dtype=torch.float64)
+    X, y = data.X.numpy(), data.y.numpy()
+    order = np.lexsort((*X.T[::-1], y, data.owner.numpy()))
+    part = np.empty((settings.n_repeats if settings.supervision == "crossval" else 1, len(y)), dtype=np.int64)
+    drawn = [parts_of(n, settings, index) for n, index in zip(data.sizes, indices, strict=True)]
+    part[:, order] = np.concatenate(drawn, 1)
+    judging = range(settings.n_folds if settings.supervision == "crossval" else 1)
+    return torch.from_numpy(np.concatenate([part[:, None] != held for held in judging], 1).reshape(-1, len(y))).double()
+
+
+def parts_of(n_rows: int, settings: Settings, index: int) -> NDArray[np.int64]:
+    """For each repeat, to which part each of a client's rows belongs; split (repeat, part) judges on that part."""
     rng = np.random.default_rng([settings.seed, 4, index])
     if settings.supervision == "holdout":
-        n_held = min(client.n_rows - 1, max(1, round(settings.holdout * client.n_rows)))
-        shuffled = rng.permutation(rows)
-        return [[shuffled[:n_held], shuffled[n_held:]]]
-    return [_deal(rng.permutation(rows), settings.n_folds, rng) for _ in range(settings.n_repeats)]
+        n_held = min(n_rows - 1, max(1, round(settings.holdout * n_rows)))
+        return (rng.permutation(n_rows).argsort() >= n_held)[None].astype(np.int64)
+    return np.stack([_deal(n_rows, settings.n_folds, rng) for _ in range(settings.n_repeats)])
 
 
-def _deal(rows: NDArray[np.int64], n_folds: int, rng: np.random.Generator) -> list[NDArray[np.int64]]:
-    """Cut rows into nearly equal parts, in an order of parts that favours none when they don't divide."""
-    parts = np.array_split(rows, n_folds)
-    return [parts[place] for place in rng.permutation(n_folds)]
+def _deal(n_rows: int, n_folds: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Cut rows into nearly equal parts, numbered so that none is favoured when they don't divide."""
+    cuts = np.array_split(rng.permutation(n_rows), n_folds)
+    part = np.empty(n_rows, dtype=np.int64)
+    for number, place in enumerate(rng.permutation(n_folds)):
+        part[cuts[place]] = number
+    return part
 
 
-def supervise(client: ClientData, settings: Settings, index: int) -> Supervised:
-    """One client's losses, with shapes (S, 1) and (1, 1)."""
-    full = SquaredLoss.of_rows(client.X, client.y)
+def learners_of(settings: Settings, clients: Sequence[int]) -> tuple[int, ...]:
+    """The clients that learn Θ: all, or `n_learners` of them where nothing but a common Λ is learned."""
+    if len(clients) <= settings.n_learners or settings.sharing != "common" or set(settings.learn) - {"lam"}:
+        return tuple(clients)
+    drawn = np.random.default_rng([settings.seed, 6]).choice(len(clients), settings.n_learners, replace=False)
+    return tuple(clients[place] for place in np.sort(drawn))
+
+
+def supervise(
+    data: FederatedData, settings: Settings, family: Family[L], indices: Sequence[int] | None = None
+) -> Supervised[L]:
+    """The losses of all clients in the units of the data; `indices` are the clients' numbers if these are only some."""
+    full = family.loss(data, torch.ones(1, len(data.y), dtype=torch.float64))
     if settings.supervision == "train":
-        return Supervised(*(_block([full]) for _ in range(3)))
-    train, judge = [], []
-    for parts in folds_of(client, settings, index):
-        losses = [SquaredLoss.of_rows(client.X[rows], client.y[rows]) for rows in parts]
-        for held in range(len(parts) if settings.supervision == "crossval" else 1):
-            rest = [loss for part, loss in enumerate(losses) if part != held]
-            train.append(sum(rest[1:], start=rest[0]))
-            judge.append(losses[held])
-    return Supervised(*(_block(part) for part in (train, judge, [full])))
+        return Supervised(full, full, full)
+    weight = training_weights(data, settings, range(len(data)) if indices is None else indices)
+    return Supervised(family.loss(data, weight), family.loss(data, 1.0 - weight), full)
 
 
-def _block(parts: list[SquaredLoss]) -> SquaredLoss:
-    """Splits on the first axis, a client axis of length one on the second."""
-    return SquaredLoss.stack([SquaredLoss.stack([part]) for part in parts])
+def supervise_all(data: FederatedData, settings: Settings, family: Family[L]) -> tuple[Supervised[L], Units]:
+    """All clients' losses, in the units that are returned with them."""
+    given = supervise(data, settings, family)
+    chosen = units(settings, given.full.gram.sum((0, 1)), len(data))
+    return given.scaled(chosen.scale), chosen
 
 
-def supervise_all(data: FederatedData, settings: Settings) -> tuple[Supervised, Units]:
-    """All clients' losses as one block, in the units that are returned with it."""
-    clients = [supervise(client, settings, index) for index, client in enumerate(data.clients)]
-    joined = Supervised(*(SquaredLoss.join(parts) for parts in zip(*clients, strict=True)))
-    chosen = units(settings, joined.full.A.sum((0, 1)), len(data))
-    return joined.scaled(chosen.scale), chosen
-
-
-def outer_objective(settings: Settings, total: Tensor, size: Size) -> Tensor:
+def outer_objective(settings: Settings, total: Tensor, size: Size, is_likelihood: bool = False) -> Tensor:
     """What Θ minimises, as a function of the judging losses summed over clients and splits, ΣF.
 
     `sum` is eq. (13). `profiled` is the Gaussian negative log-likelihood with the noise profiled out,
     ½ n log(2ΣF / n_judged), with n the number of distinct rows: the sum's optimum, in units that a prior can be set
-    against. Below what rounding leaves of the zero model's loss, ΣF says nothing and the objective is flat.
+    against. Below what rounding leaves of the zero model's loss, ΣF says nothing and the objective is flat. A loss that
+    `is_likelihood` as it stands has no noise to profile: ΣF n / n_judged.
     """
     if size.n_judged == 0:
         raise Learn2pFedError(
@@ -127,5 +143,7 @@ def outer_objective(settings: Settings, total: Tensor, size: Size) -> Tensor:
         )
     if settings.objective == "sum":
         return total
+    if is_likelihood:
+        return total * (size.n_rows / size.n_judged)
     floor = max(1e-13 * size.zero, 1e-300)
     return 0.5 * size.n_rows * torch.log(2.0 * total.clamp_min(floor) / size.n_judged)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from learn2pfed.unrolled.cell import Theta
-from learn2pfed.unrolled.losses import SquaredLoss
+from learn2pfed.unrolled.losses import ClientLoss
 from learn2pfed.unrolled.settings import GROUPS, GroupName, Settings
 
 THETA_MAX = (1 + 5**0.5) / 2
@@ -34,23 +34,24 @@ def learned_by_client(settings: Settings) -> tuple[GroupName, ...]:
     return tuple(name for name in settings.learn if name != "lam" or settings.sharing != "common")
 
 
-def start_common(settings: Settings, n_features: int) -> Tensor:
+def start_common(settings: Settings, n_parameters: int) -> Tensor:
     """log Λ that all clients start from, shape (C, k)."""
-    start = torch.full((1, n_features), settings.lam_start, dtype=torch.float64)
+    start = torch.full((1, n_parameters), settings.lam_start, dtype=torch.float64)
     if settings.lam_random:
-        start = start * torch.from_numpy(np.random.default_rng([settings.seed, 1]).uniform(0, 1, n_features))
+        start = start * torch.from_numpy(np.random.default_rng([settings.seed, 1]).uniform(0, 1, n_parameters))
     return start.log().expand(1 if settings.tied else settings.n_cells, -1).clone()
 
 
-def start_own(settings: Settings, train: SquaredLoss, full: SquaredLoss, conditioning: float) -> Raw:
-    """The clients' own part at the start; Λ's is 0, a deviation from the common one.
+def start_own(settings: Settings, full: ClientLoss, conditioning: float) -> Raw:
+    """The clients' own part at the start; Λ's is 0, a deviation from the common one. `full` has all rows.
 
-    Ill-conditioned features want a smaller ρ: `rho_relative` multiplies the client's mean curvature by `conditioning`.
+    `rho_relative` multiplies ρ by the mean curvature of the rows that a client learns from, and by `conditioning`:
+    ill-conditioned features want a smaller ρ.
     """
-    n_clients, n_features = train.b.shape[-2:]
-    rho = torch.full((n_clients,), settings.rho_start, dtype=train.A.dtype)
+    _, n_clients, n_parameters = full.shape
+    rho = torch.full((n_clients,), settings.rho_start, dtype=torch.float64)
     if settings.rho_relative:
-        size = train.A.diagonal(dim1=-2, dim2=-1).mean((0, -1))
+        size = settings.training_share * full.gram[0].diagonal(dim1=-2, dim2=-1).mean(-1)
         rho = rho * conditioning * torch.where(size > 0, size, torch.ones_like(size))
     theta = rho.clamp_max(1.6) if settings.theta_start is None else torch.full_like(rho, settings.theta_start)
     p = torch.ones_like(rho) if settings.p_start == "equal" else full.n[0]
@@ -58,7 +59,7 @@ def start_own(settings: Settings, train: SquaredLoss, full: SquaredLoss, conditi
     n_copies = 1 if settings.tied else settings.n_cells
     raw = {name: value.log() for name, value in values.items()} | {"theta": (theta / THETA_MAX).logit()}
     own: Raw = {name: value[:, None, None].repeat(1, n_copies, 1) for name, value in raw.items()}
-    own["lam"] = torch.zeros(n_clients, n_copies, n_features, dtype=train.A.dtype)
+    own["lam"] = torch.zeros(n_clients, n_copies, n_parameters, dtype=torch.float64)
     return own
 
 

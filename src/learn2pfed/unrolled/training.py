@@ -1,17 +1,19 @@
-"""Learning Θ by gradients through the cells, all clients at once in one autograd graph (squared loss).
+"""Learning Θ by gradients through the cells, all clients at once in one autograd graph.
 
 The same steps as a conversation of messages: algorithms/learn2pfed. A test holds the two together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from learn2pfed.unrolled.cell import State, Theta
+from learn2pfed.unrolled.cell import State
+from learn2pfed.unrolled.limit import client_system, solve_system
+from learn2pfed.unrolled.losses import ClientLoss, L, SquaredLoss
 from learn2pfed.unrolled.network import (
     check_finite,
     drawn_state,
@@ -42,15 +44,23 @@ Progress = Callable[[int, float], None]
 
 @dataclass(frozen=True)
 class Learned:
-    """What learning gives, in the units of the (scaled) problem."""
+    """What the epochs give, in the units of the (scaled) problem."""
 
-    v: Tensor  # (M, k) personal models
-    w: Tensor  # (k,) the global model
-    common: Tensor  # (C, k) log of the common Λ
+    common: Tensor  # (C, P) log of the common Λ
     own: Raw
-    thetas: list[Theta]
+    state: State  # (S, M, P)
+    w: Tensor  # (S, P)
     history: list[float]  # outer objective by epoch
-    n_refit_cells: int
+
+
+@dataclass(frozen=True)
+class Final:
+    """The models on all training data, in the units of the (scaled) problem."""
+
+    v: Tensor  # (M, P) personal models
+    w: Tensor  # (P,) the global model
+    lam: Tensor  # (M, P) the Λ_i that they obey
+    n_cells: int  # that it took; 0 if solved exactly
 
 
 @dataclass(frozen=True)
@@ -63,13 +73,14 @@ class Gradients:
 
 
 def pass_and_gradient(
-    problem: Supervised,
+    problem: Supervised[L],
     settings: Settings,
     common: Tensor,
     own: Raw,
     state: State,
     w: Tensor,
     carried: tuple[Tensor, ...],
+    is_likelihood: bool = False,
 ) -> tuple[State, Tensor, Tensor, Tensor, Gradients]:
     """L cells forward and the gradient of the outer objective back through them.
 
@@ -89,7 +100,7 @@ def pass_and_gradient(
     thetas = theta_of_cells(common, own, settings.n_cells)
     state, w = forward(problem.train, thetas, state, w, detach=settings.gradient == "local")
     total = problem.judge.value(state.v).sum()
-    objective = outer_objective(settings, total, problem.size)
+    objective = outer_objective(settings, total, problem.size, is_likelihood)
     found: list[Tensor] = []
     if leaves:
         ends = (*state, w) if carried else ()
@@ -114,23 +125,31 @@ def pass_and_gradient(
     )
 
 
-def learn(problem: Supervised, settings: Settings, conditioning: float, progress: Progress | None = None) -> Learned:
-    """E epochs of eq. (13), then the final models on all training data; `conditioning` as in supervision.Units."""
-    n_splits, n_clients, n_features = problem.train.b.shape
-    common = start_common(settings, n_features)
-    own = start_own(settings, problem.train, problem.full, conditioning)
+def learn(
+    problem: Supervised[L],
+    settings: Settings,
+    conditioning: float,
+    progress: Progress | None = None,
+    is_likelihood: bool = False,
+) -> Learned:
+    """E epochs of eq. (13); `conditioning` as in supervision.Units, `is_likelihood` as in losses.Family."""
+    n_splits, n_clients, n_parameters = problem.train.shape
+    common = start_common(settings, n_parameters)
+    own = start_own(settings, problem.full, conditioning)
     by_client = learned_by_client(settings)
     server_memory = Moments.zeros([common])
     client_memory = Moments.zeros([own[name] for name in by_client])
-    state = zero_state(n_splits, n_clients, n_features)
-    w = torch.zeros(n_splits, n_features, dtype=torch.float64)
+    state = zero_state(n_splits, n_clients, n_parameters)
+    w = torch.zeros(n_splits, n_parameters, dtype=torch.float64)
     carried: tuple[Tensor, ...] = tuple(map(torch.zeros_like, (*state, w))) if settings.carries_adjoint else ()
     history = []
     for epoch in range(settings.n_epochs):
         if settings.start == "redrawn":
-            w = drawn_w(settings, epoch, n_splits, n_features)
+            w = drawn_w(settings, epoch, n_splits, n_parameters)
             state = drawn_state(settings, epoch, range(n_clients), w)
-        state, w, total, objective, gradients = pass_and_gradient(problem, settings, common, own, state, w, carried)
+        state, w, total, objective, gradients = pass_and_gradient(
+            problem, settings, common, own, state, w, carried, is_likelihood
+        )
         check_finite(f"at epoch {epoch + 1}", float(total), problem.size.zero)
         carried = gradients.start
         prior_common, prior_own = penalty_gradients(settings, common, own)
@@ -144,34 +163,45 @@ def learn(problem: Supervised, settings: Settings, conditioning: float, progress
         history.append(float(objective))
         if progress is not None:
             progress(epoch + 1, history[-1])
-    thetas = theta_of_cells(common, own, settings.n_cells)
-    state, w, n_refit_cells = refit(problem, settings, thetas, state, w)
-    return Learned(state.v[0], w[0], common, own, thetas, history, n_refit_cells)
+    return Learned(common, own, state, w, history)
 
 
-def refit(
-    problem: Supervised, settings: Settings, thetas: list[Theta], state: State, w: Tensor
-) -> tuple[State, Tensor, int]:
-    """The final models on all training data: passes of L cells from the mean over splits until w rests.
+def invite(learned: Learned, learners: Sequence[int], full: ClientLoss, own: Raw) -> Learned:
+    """Before the final fit, those that sat out the learning: they start from v = w, z = α = 0, and their own Θ.
+
+    `full` and `own` are of all clients, `learned` is of the `learners` among them.
+    """
+    n_splits, _, n_parameters = learned.state.v.shape
+    state = zero_state(n_splits, full.shape[1], n_parameters)
+    state = state._replace(v=learned.w.unsqueeze(-2).expand(state.v.shape).clone())
+    for part, given in zip(state, learned.state, strict=True):
+        part[:, learners] = given
+    return replace(learned, state=state, own=own)
+
+
+def refit(full: L, settings: Settings, learned: Learned) -> Final:
+    """The final models on all training data, exactly or by passes of L cells from the mean over splits until v rests.
 
     A redrawn start makes the network's output depend on exactly L cells, so there it is one pass, from a new draw.
     """
+    thetas = theta_of_cells(learned.common, learned.own, settings.n_cells)
+    obeyed = effective(thetas[-1])  # of the last cell, if they differ
+    lam = obeyed.lam.expand(full.shape[1:])
+    if settings.refit == "exact" and isinstance(full, SquaredLoss):
+        w = solve_system(client_system(full, lam, obeyed.p).sum((0, 1)))
+        return Final(full.follow(lam, w[None])[0], w, lam, 0)
+    state, w = learned.state, learned.w
     if settings.start == "redrawn":
         w = drawn_w(settings, settings.n_epochs, 1, w.shape[-1])
-        state = drawn_state(settings, settings.n_epochs, range(state.v.shape[1]), w)
+        state = drawn_state(settings, settings.n_epochs, range(full.shape[1]), w)
         n_passes = 1
     else:
         state, w = State(*(part.mean(0, keepdim=True) for part in state)), w.mean(0, keepdim=True)
         n_passes = max(1, settings.refit_cells // settings.n_cells)
     for n_done in range(1, n_passes + 1):  # noqa: B007, the count is returned
         before = state.v
-        state, w = forward(problem.full, thetas, state, w)
+        state, w = forward(full, thetas, state, w)
         if settled(settings, movement(before, state.v)):
             break
-    check_finite("in the refit", float(problem.full.value(state.v).sum()), float(problem.full.c.sum()) / 2)
-    return state, w, n_done * settings.n_cells
-
-
-def effective_lam(learned: Learned) -> Tensor:
-    """The Λ_i that the final models obey, (M, k), in the units of the (scaled) problem; last cell if untied."""
-    return effective(learned.thetas[-1]).lam.expand(learned.v.shape)
+    check_finite("in the refit", float(full.value(state.v).sum()), float(full.zero.sum()))
+    return Final(state.v[0], w[0], lam, n_done * settings.n_cells)

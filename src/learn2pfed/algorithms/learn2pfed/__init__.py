@@ -13,8 +13,10 @@ The conversation, an epoch:
               cell; client → server: its part of the adjoint of w of cell ℓ-1. Not with `gradient = local`.
 5. `learn`    each client moves its own Θ; client → server: its part of the gradient by the common log Λ.
 
-Before: `describe` (Σ XᵀX, for units) and `prepare`. After: `refit` and cells on all training rows until w rests.
-The server uses nothing but sums over clients.
+Before: `describe` (Σ XᵀX, for units) and `prepare`. After, on all training rows: `refit` and cells until w rests; or,
+with `refit = exact` and squared loss, `system` (client → server: p_i Λ_i (A_i + Λ_i)⁻¹ [A_i, b_i]) and `solution`
+(server → client: w). Where there are more than `n_learners` clients and only a common Λ is learned, steps 1-5 are with
+a draw of them. The server uses nothing but sums over clients.
 
 Deviations from the paper: gradients run through w into the other clients by adjoint messages (the sum of losses that
 the paper sends is a number and has no gradient); p and γ live with their client, which sends c_i (v_i - z_i - α_i) and
@@ -25,18 +27,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from learn2pfed.algorithms.base import Conversation, Message, Outcome, Programme, Progress, Specs
 from learn2pfed.algorithms.learn2pfed.client import Client, ClientState
 from learn2pfed.algorithms.learn2pfed.server import Server
-from learn2pfed.algorithms.learn2pfed.wording import broadcasts, talks
+from learn2pfed.algorithms.learn2pfed.wording import Sizes, broadcasts, talks
 from learn2pfed.data.federated import ClientData, FederatedData
-from learn2pfed.errors import MessageError
+from learn2pfed.errors import Learn2pFedError, MessageError
+from learn2pfed.unrolled.losses import SQUARED, ClientLoss, Family, Squared
 from learn2pfed.unrolled.settings import Settings
-from learn2pfed.unrolled.supervision import supervise_all
-from learn2pfed.unrolled.theta import start_common
-from learn2pfed.unrolled.training import effective_lam, learn
+from learn2pfed.unrolled.supervision import learners_of, supervise, units
+from learn2pfed.unrolled.theta import start_common, start_own
+from learn2pfed.unrolled.training import invite, learn, refit
 
 
 class Learn2pFed(Conversation[ClientState]):
@@ -44,9 +48,16 @@ class Learn2pFed(Conversation[ClientState]):
 
     name = "learn2pfed"
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, family: Family[ClientLoss] = SQUARED) -> None:
+        if settings.refit == "exact" and not isinstance(family, Squared):
+            raise Learn2pFedError("refit = 'exact' needs squared loss: use refit = 'cells'.")
         self.settings = settings
-        self.client = Client(settings)
+        self.family = family
+        self.client = Client(settings, family)
+
+    def sizes(self, n_splits: int, n_features: int) -> Sizes:
+        """What the shapes of messages depend on."""
+        return Sizes(n_splits, n_features, self.family.n_parameters(n_features))
 
     def enter(self, index: int, data: ClientData) -> ClientState:
         """The client's state before the first message."""
@@ -54,7 +65,7 @@ class Learn2pFed(Conversation[ClientState]):
 
     def expects(self, kind: str, state: ClientState) -> Specs:
         """What the server says, by kind."""
-        known = broadcasts(self.settings, *state.now.v.shape[::2])
+        known = broadcasts(self.settings, self.sizes(state.now.v.shape[0], len(state.scale)))
         if kind not in known:
             raise MessageError(f"a message of kind {kind!r} came where {', '.join(known)} are known.")
         return known[kind]
@@ -75,14 +86,24 @@ class Learn2pFed(Conversation[ClientState]):
 
     def programme(self, n_clients: int, n_features: int, progress: Progress | None) -> Programme:
         """Algorithm 1, the server's side."""
-        return Server(self.settings, n_features).programme(n_clients, progress)
+        return Server(self.settings, self.family, n_features).programme(n_clients, progress)
 
     def fused(self, data: FederatedData, progress: Progress | None) -> Outcome:
         """All clients in one autograd graph."""
-        problem, (scale, conditioning) = supervise_all(data, self.settings)
-        learned = learn(problem, self.settings, conditioning, progress)
-        lam = effective_lam(learned) * scale.square()
-        start = start_common(self.settings, data.n_features)[-1].exp() * scale.square()
-        insight = {"lam": lam, "lam_start": start.expand(lam.shape)}
-        said = talks(self.settings, data.n_features, learned.n_refit_cells)
-        return Outcome(learned.v / scale, learned.w / scale, learned.history, insight, talks=said)
+        settings, family = self.settings, self.family
+        learners = learners_of(settings, range(len(data)))
+        everyone = len(learners) == len(data)
+        given = supervise(data if everyone else data.subset(learners), settings, family, learners)
+        full = given.full if everyone else family.loss(data, torch.ones(1, len(data.y), dtype=torch.float64))
+        scale, conditioning = units(settings, full.gram.sum((0, 1)), len(data))
+        learned = learn(given.scaled(scale), settings, conditioning, progress, family.is_likelihood)
+        full = full.scaled(scale)
+        if not everyone:
+            learned = invite(learned, learners, full, start_own(settings, full, conditioning))
+        final = refit(full, settings, learned)
+        unit = family.by_parameter(scale)
+        start = start_common(settings, len(unit))[-1].exp() * unit.square()
+        insight = {"lam": final.lam * unit.square(), "lam_start": start.expand(final.lam.shape)}
+        sizes = self.sizes(settings.n_splits, data.n_features)
+        said = talks(settings, sizes, len(data), len(learners), final.n_cells)
+        return Outcome(final.v / unit, final.w / unit, learned.history, insight, talks=said)

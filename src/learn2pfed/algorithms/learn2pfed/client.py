@@ -9,13 +9,16 @@ import torch
 from torch import Tensor
 
 from learn2pfed.algorithms.base import Message
-from learn2pfed.data.federated import ClientData
+from learn2pfed.data.federated import ClientData, FederatedData
 from learn2pfed.errors import MessageError
 from learn2pfed.unrolled.cell import State, client_cell, contribution
+from learn2pfed.unrolled.limit import client_system
+from learn2pfed.unrolled.losses import ClientLoss, Family, SquaredLoss
 from learn2pfed.unrolled.network import drawn_state, drawn_w, movement, zero_state
 from learn2pfed.unrolled.settings import Settings
 from learn2pfed.unrolled.supervision import Supervised, supervise
 from learn2pfed.unrolled.theta import (
+    Effective,
     Moments,
     Raw,
     adam_step,
@@ -34,10 +37,10 @@ class ClientState:
     """All that a client keeps to itself; tensors have a client axis of length one."""
 
     index: int
-    given: Supervised  # in the units of the data
-    problem: Supervised  # in the units that all agreed on
-    scale: Tensor
-    common: Tensor  # log Λ as last broadcast, (C, k)
+    given: Supervised[ClientLoss]  # in the units of the data
+    problem: Supervised[ClientLoss]  # in the units that all agreed on
+    scale: Tensor  # (k,)
+    common: Tensor  # log Λ as last broadcast, (C, P)
     own: Raw
     memory: Moments
     now: State
@@ -46,23 +49,25 @@ class ClientState:
     slopes: tuple[Tensor, ...] = ()  # gradients by own Θ and, last, by the common log Λ
     mark: Tensor | None = None  # v when this pass began
     refitting: bool = False
+    sat_out: bool = True  # no epoch yet
 
 
 class Client:
     """What a client does; what it knows is in its ClientState."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, family: Family[ClientLoss]) -> None:
         self.settings = settings
+        self.family = family
         self.by_client = learned_by_client(settings)
         self.by_server = learned_by_server(settings)
 
     def enter(self, index: int, data: ClientData) -> ClientState:
         """Statistics of the client's rows; the rows are not needed again."""
-        problem = supervise(data, self.settings, index)
-        n_splits, _, n_features = problem.train.b.shape
-        zero = zero_state(n_splits, 1, n_features)
-        scale = torch.ones(n_features, dtype=torch.float64)
-        common = start_common(self.settings, n_features)
+        problem = supervise(FederatedData.of_client(data), self.settings, self.family, [index])
+        n_splits, _, n_parameters = problem.train.shape
+        zero = zero_state(n_splits, 1, n_parameters)
+        scale = torch.ones(data.X.shape[1], dtype=torch.float64)
+        common = start_common(self.settings, n_parameters)
         return ClientState(index, problem, problem, scale, common, {}, Moments([], [], []), zero, zero)
 
     def handle(self, kind: str, state: ClientState, said: Message) -> tuple[ClientState, Message]:
@@ -76,15 +81,17 @@ class Client:
             "adjoint": self._on_adjoint,
             "learn": self._on_learn,
             "refit": self._on_refit,
+            "system": self._on_system,
+            "solution": self._on_solution,
         }
         return answers[kind](state, said)
 
     def _on_describe(self, state: ClientState, said: Message) -> tuple[ClientState, Message]:
-        return state, {"gram": state.given.full.A[0, 0]}
+        return state, {"gram": state.given.full.gram[0, 0]}
 
     def _on_prepare(self, state: ClientState, said: Message) -> tuple[ClientState, Message]:
         problem = state.given.scaled(said["scale"])
-        own = start_own(self.settings, problem.train, problem.full, float(said["conditioning"]))
+        own = start_own(self.settings, problem.full, float(said["conditioning"]))
         memory = Moments.zeros([own[name] for name in self.by_client])
         return replace(state, problem=problem, scale=said["scale"], own=own, memory=memory), {}
 
@@ -92,7 +99,7 @@ class Client:
         bar = state.bar
         if state.trail:  # the last epoch broke off on the way: what is in `bar` belongs to its middle
             bar = State(*map(torch.zeros_like, bar))
-        state = replace(state, common=said["lam"], trail=(), bar=bar, slopes=self._zero_slopes(state))
+        state = replace(state, common=said["lam"], trail=(), bar=bar, slopes=self._zero_slopes(state), sat_out=False)
         if self.settings.start == "redrawn":
             state = self._redraw(state, int(said["epoch"]))
         return state, {}
@@ -103,6 +110,23 @@ class Client:
         if self.settings.start == "redrawn":
             state = self._redraw(state, int(said["epoch"]))
         return state, {}
+
+    def _on_system(self, state: ClientState, said: Message) -> tuple[ClientState, Message]:
+        state = replace(state, common=said["lam"], now=zero_state(1, 1, state.now.v.shape[-1]), refitting=True)
+        obeyed = self._effective(state)
+        return state, {"system": client_system(self._squared(state), obeyed.lam, obeyed.p)[0, 0]}
+
+    def _on_solution(self, state: ClientState, said: Message) -> tuple[ClientState, Message]:
+        v = self._squared(state).follow(self._effective(state).lam, said["w"])
+        return replace(state, now=state.now._replace(v=v)), {}
+
+    def _squared(self, state: ClientState) -> SquaredLoss:
+        if not isinstance(state.problem.full, SquaredLoss):
+            raise MessageError("a system came where the loss is not squared.")
+        return state.problem.full
+
+    def _effective(self, state: ClientState) -> Effective:
+        return effective(theta_of_cells(state.common, state.own, self.settings.n_cells)[-1])
 
     def _redraw(self, state: ClientState, epoch: int) -> ClientState:
         w = drawn_w(self.settings, epoch, *state.now.v.shape[::2])
@@ -119,6 +143,9 @@ class Client:
             raise MessageError(f"cell {number} came where cell {due[0]} was due.")
         theta = theta_of_cells(state.common, state.own, self.settings.n_cells)[number - 1]
         loss = state.problem.full if state.refitting else state.problem.train
+        if state.sat_out and self.settings.start == "warm":  # as everyone else would have it: v = w
+            start = zero_state(1, 1, w.shape[-1])
+            state = replace(state, now=start._replace(v=w.unsqueeze(-2)), sat_out=False)
         now = client_cell(loss, state.now, w, theta)
         total, weight = contribution(now, theta.p, theta.gamma)
         trail = () if state.refitting else (*state.trail, (state.now, w))
@@ -167,7 +194,7 @@ class Client:
     def _seed(self, state: ClientState, loss_bar: Tensor) -> State:
         """The adjoint of the last state: of the loss and, if carried, of the next epoch's start."""
         judge, v = state.problem.judge, state.now.v
-        slope = loss_bar * ((judge.A @ v.unsqueeze(-1)).squeeze(-1) - judge.b)
+        slope = loss_bar * judge.gradient(v)
         if not self.settings.carries_adjoint:
             return State(torch.zeros_like(v), slope, torch.zeros_like(v))
         return state.bar._replace(v=state.bar.v + slope)
@@ -196,13 +223,10 @@ class Client:
 
     def model(self, state: ClientState) -> Tensor:
         """v_i in the units of the data."""
-        return state.now.v[0, 0] / state.scale
+        return state.now.v[0, 0] / self.family.by_parameter(state.scale)
 
     def insight(self, state: ClientState) -> Mapping[str, Tensor]:
         """The Λ_i that the final model obeys, in the units of the data, and where Λ started."""
-        theta = theta_of_cells(state.common, state.own, self.settings.n_cells)[-1]
-        start = start_common(self.settings, len(state.scale))[-1].exp()
-        return {
-            "lam": effective(theta).lam[0] * state.scale.square(),
-            "lam_start": start * state.scale.square(),
-        }
+        square = self.family.by_parameter(state.scale).square()
+        start = start_common(self.settings, len(square))[-1].exp()
+        return {"lam": self._effective(state).lam[0] * square, "lam_start": start * square}

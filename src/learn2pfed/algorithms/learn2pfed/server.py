@@ -8,46 +8,49 @@ import torch
 from torch import Tensor
 
 from learn2pfed.algorithms.base import Exchange, Message, Programme, Progress, Replies, Verdict
-from learn2pfed.algorithms.learn2pfed.wording import count_splits
+from learn2pfed.algorithms.learn2pfed.wording import Sizes
 from learn2pfed.algorithms.learn2pfed.wording import replies as reply_specs
 from learn2pfed.errors import DivergenceError
 from learn2pfed.unrolled.cell import w_step
+from learn2pfed.unrolled.limit import solve_system
+from learn2pfed.unrolled.losses import ClientLoss, Family
 from learn2pfed.unrolled.network import check_finite, drawn_w, settled
 from learn2pfed.unrolled.settings import Settings
-from learn2pfed.unrolled.supervision import Size, outer_objective, units
+from learn2pfed.unrolled.supervision import Size, learners_of, outer_objective, units
 from learn2pfed.unrolled.theta import Moments, adam_step, learned_by_server, penalty_gradients, start_common
 
 
 class Server:
     """Asks, adds up, and moves the common Λ."""
 
-    def __init__(self, settings: Settings, n_features: int) -> None:
+    def __init__(self, settings: Settings, family: Family[ClientLoss], n_features: int) -> None:
         self.settings = settings
+        self.family = family
         self.by_server = learned_by_server(settings)
-        self.n_features = n_features
-        self.n_splits = count_splits(settings)
+        self.sizes = Sizes(settings.n_splits, n_features, family.n_parameters(n_features))
         self.epoch = 0
 
     def programme(self, n_clients: int, progress: Progress | None) -> Programme:
         """Algorithm 1, the server's side."""
         settings = self.settings
-        n_splits, n_features = self.n_splits, self.n_features
+        n_splits, _, n_parameters = self.sizes
         everyone = tuple(range(n_clients))
         described = yield from self.insist("describe", {}, everyone)
         scale, conditioning = units(settings, _sum(described, "gram"), len(described))
         said = {"scale": scale, "conditioning": torch.tensor([conditioning], dtype=torch.float64)}
         members = tuple((yield from self.insist("prepare", said, tuple(described))))
-        common = start_common(settings, n_features)
+        learners = learners_of(settings, members)
+        common = start_common(settings, n_parameters)
         memory = Moments.zeros([common])
-        w = torch.zeros(n_splits, n_features, dtype=torch.float64)
+        w = torch.zeros(n_splits, n_parameters, dtype=torch.float64)
         w_carried = torch.zeros_like(w)
         history = []
         for epoch in range(settings.n_epochs):
             self.epoch = epoch + 1
             number = torch.tensor([epoch])
-            alive = tuple((yield from self.ask("epoch", {"lam": common, "epoch": number}, members)))
+            alive = tuple((yield from self.ask("epoch", {"lam": common, "epoch": number}, learners)))
             if settings.start == "redrawn":
-                w = drawn_w(settings, epoch, n_splits, n_features)
+                w = drawn_w(settings, epoch, n_splits, n_parameters)
             alive, weights, ws, _ = yield from self._forward(alive, w)
             w = ws[-1]
             losses = yield from self.ask("loss", {}, alive)
@@ -56,7 +59,7 @@ class Server:
             total = _sum(losses, "loss").requires_grad_()
             check_finite(f"at epoch {epoch + 1}", float(total.detach()), size.zero)
             with torch.enable_grad():
-                objective = outer_objective(settings, total, size)
+                objective = outer_objective(settings, total, size, self.family.is_likelihood)
                 (loss_bar,) = torch.autograd.grad(objective.sum(), total)
             if settings.gradient == "exact" and settings.learn:
                 alive, w_bar = yield from self._backward(alive, weights, ws, w_carried, loss_bar)
@@ -68,8 +71,9 @@ class Server:
             history.append(float(objective.detach()))
             if progress is not None:
                 progress(epoch + 1, history[-1])
-        w, served = yield from self._refit(members, common, w)
-        return Verdict(w[0] / scale, history, frozenset(served))
+        ending = self._solve(members, common) if settings.refit == "exact" else self._refit(members, common, w)
+        w, served = yield from ending
+        return Verdict(w[0] / self.family.by_parameter(scale), history, frozenset(served))
 
     def _forward(
         self, alive: tuple[int, ...], w: Tensor
@@ -106,7 +110,7 @@ class Server:
     ) -> Generator[Exchange, Replies, tuple[Tensor, tuple[int, ...]]]:
         """Cells on all training rows: L from a new draw, or as many as it takes from the warm start."""
         settings = self.settings
-        self.n_splits = 1
+        self.sizes = self.sizes._replace(n_splits=1)
         said = {"lam": common, "epoch": torch.tensor([settings.n_epochs])}
         alive = tuple((yield from self.insist("refit", said, members)))
         redrawn = settings.start == "redrawn"
@@ -118,9 +122,18 @@ class Server:
                 break
         return w, alive
 
+    def _solve(
+        self, members: tuple[int, ...], common: Tensor
+    ) -> Generator[Exchange, Replies, tuple[Tensor, tuple[int, ...]]]:
+        """The limit of infinitely many cells on all training rows, from one sum over clients."""
+        self.sizes = self.sizes._replace(n_splits=1)
+        replies = yield from self.insist("system", {"lam": common}, members)
+        w = solve_system(_sum(replies, "system"))[None]
+        return w, tuple((yield from self.insist("solution", {"w": w}, tuple(replies))))
+
     def ask(self, kind: str, broadcast: Message, clients: tuple[int, ...]) -> Generator[Exchange, Replies, Replies]:
         """One exchange; the replies in the order of the clients."""
-        expected = reply_specs(self.settings, self.n_splits, self.n_features)[kind]
+        expected = reply_specs(self.settings, self.sizes)[kind]
         replies = yield Exchange(kind, broadcast, expected, clients)
         if not replies:
             raise DivergenceError(
@@ -135,7 +148,7 @@ class Server:
         for _ in range(2):
             absent = tuple(i for i in clients if i not in replies)
             if absent:
-                expected = reply_specs(self.settings, self.n_splits, self.n_features)[kind]
+                expected = reply_specs(self.settings, self.sizes)[kind]
                 replies |= yield Exchange(kind, broadcast, expected, absent)
         return dict(sorted(replies.items()))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from learn2pfed.algorithms.base import Spec, Specs, Talk
@@ -9,15 +11,19 @@ from learn2pfed.unrolled.settings import Settings
 from learn2pfed.unrolled.theta import learned_by_server
 
 
-def count_splits(settings: Settings) -> int:
-    """S, while Θ is learned."""
-    return settings.n_folds * settings.n_repeats if settings.supervision == "crossval" else 1
+class Sizes(NamedTuple):
+    """What the shapes of messages depend on."""
+
+    n_splits: int  # S
+    n_features: int  # k
+    n_parameters: int  # P
 
 
-def broadcasts(settings: Settings, n_splits: int, n_features: int) -> dict[str, Specs]:
+def broadcasts(settings: Settings, sizes: Sizes) -> dict[str, Specs]:
     """What the server says."""
-    lam = Spec((1 if settings.tied else settings.n_cells, n_features))
-    w, one, count = Spec((n_splits, n_features)), Spec((1,)), Spec((1,), torch.int64)
+    n_splits, n_features, n_parameters = sizes
+    lam = Spec((1 if settings.tied else settings.n_cells, n_parameters))
+    w, one, count = Spec((n_splits, n_parameters)), Spec((1,)), Spec((1,), torch.int64)
     return {
         "describe": {},
         "prepare": {"scale": Spec((n_features,)), "conditioning": one},
@@ -27,13 +33,16 @@ def broadcasts(settings: Settings, n_splits: int, n_features: int) -> dict[str, 
         "adjoint": {"total": w, "weight": one, "loss": one, "cell": count},
         "learn": {"loss": one, "epoch": count},
         "refit": {"lam": lam, "epoch": count},
+        "system": {"lam": lam},
+        "solution": {"w": w},
     }
 
 
-def replies(settings: Settings, n_splits: int, n_features: int) -> dict[str, Specs]:
+def replies(settings: Settings, sizes: Sizes) -> dict[str, Specs]:
     """What a client answers."""
-    lam = Spec((1 if settings.tied else settings.n_cells, n_features))
-    w, one = Spec((n_splits, n_features)), Spec((1,))
+    n_splits, n_features, n_parameters = sizes
+    lam = Spec((1 if settings.tied else settings.n_cells, n_parameters))
+    w, one = Spec((n_splits, n_parameters)), Spec((1,))
     return {
         "describe": {"gram": Spec((n_features, n_features))},
         "prepare": {},
@@ -43,24 +52,31 @@ def replies(settings: Settings, n_splits: int, n_features: int) -> dict[str, Spe
         "adjoint": {"w": w},
         "learn": {"lam": lam} if learned_by_server(settings) else {},
         "refit": {},
+        "system": {"system": Spec((n_parameters, n_parameters + 1))},
+        "solution": {},
     }
 
 
-def talks(settings: Settings, n_features: int, n_refit_cells: int) -> tuple[Talk, ...]:
-    """What a whole conversation says, and how often."""
+def talks(settings: Settings, sizes: Sizes, n_clients: int, n_learners: int, n_refit_cells: int) -> tuple[Talk, ...]:
+    """What a whole conversation says, how often and to how many."""
     n_epochs, n_cells = settings.n_epochs, settings.n_cells
     back = settings.gradient == "exact" and bool(settings.learn)
     learning = {
-        "describe": 1,
-        "prepare": 1,
         "epoch": n_epochs,
         "cell": n_epochs * n_cells,
         "loss": n_epochs,
         "adjoint": n_epochs * n_cells if back else 0,
         "learn": n_epochs,
     }
+    ending = {"system": 1, "solution": 1} if settings.refit == "exact" else {"refit": 1, "cell": n_refit_cells}
+    phases = (
+        (sizes.n_splits, n_clients, {"describe": 1, "prepare": 1}),
+        (sizes.n_splits, n_learners, learning),
+        (1, n_clients, ending),
+    )
     said = []
-    for n_splits, counts in ((count_splits(settings), learning), (1, {"refit": 1, "cell": n_refit_cells})):
-        asked, answered = broadcasts(settings, n_splits, n_features), replies(settings, n_splits, n_features)
-        said += [Talk(asked[kind], answered[kind], times) for kind, times in counts.items()]
+    for n_splits, n_parties, counts in phases:
+        shapes = sizes._replace(n_splits=n_splits)
+        asked, answered = broadcasts(settings, shapes), replies(settings, shapes)
+        said += [Talk(asked[kind], answered[kind], times, n_parties) for kind, times in counts.items()]
     return tuple(said)
