@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from plotly.offline import get_plotlyjs
 
 from learn2pfed.errors import Learn2pFedError
 from learn2pfed.experiments.registry import configure, differences, find
+from learn2pfed.report import drawing
 from learn2pfed.report.docs import with_tables
-from learn2pfed.report.html import write_report
+from learn2pfed.report.drawing import COLOURS, Dumbbell, Figure, Heat, Panel, Series, draw_files, draw_interactive
+from learn2pfed.report.html import Page, page_of_experiment, render_page, write_page, write_report
 from learn2pfed.report.tables import Table, mean_std, tables
 from learn2pfed.results.records import Detail, Details, Results, Row, versions
 from learn2pfed.results.store import read_details, read_results, write_whole
@@ -123,21 +129,134 @@ def test_damaged_records_are_refused(tmp_path: Path) -> None:
         read_details(tmp_path)
 
 
+NAN = float("nan")
+HOSTILE = "</script><script>document.title='taken'</script> & $\\frac$\n--> %{z}"
+
+
+def heat(rows: list[str], columns: list[str], values: list[list[float | None]]) -> Heat:
+    return Heat("what is shared", rows, columns, values, label="0 = own, 1 = shared")
+
+
+def dumbbell(rows: list[str], *values: list[float | None]) -> Dumbbell:
+    names = ("alone", "one model for all", "personalised")
+    marks = [(name, colour, own) for name, colour, own in zip(names, COLOURS, values, strict=False)]
+    return Dumbbell("error by client", rows, marks, "error")
+
+
+def figure(*panels: Panel | Heat | Dumbbell) -> Figure:
+    return Figure("own", "A figure", "What to see.", panels)
+
+
+def svg(drawn: Figure) -> str:
+    files = draw_files(drawn)
+    assert files[f"{drawn.name}.png"].startswith(b"\x89PNG")
+    ElementTree.fromstring(files[f"{drawn.name}.svg"])
+    return files[f"{drawn.name}.svg"].decode()
+
+
+def page(*figures: Figure, **other: Any) -> Page:
+    table = Table("Errors", ("client", "error"), ((HOSTILE, "1.25"), ("north", "0.75")))
+    return Page("A table", "About it.", "The lead.", [table], figures, "learn2pfed fit", {}, {"torch": "2"}, **other)
+
+
+def test_a_heat_map_is_drawn_by_both() -> None:
+    drawn = figure(heat(["north", "south"], ["level", "slope"], [[0.125, 1.0], [0.75, None]]))
+    for name in ("north", "south", "level", "slope", "0.12", "0.75", "0 = own, 1 = shared"):
+        assert f"<!-- {name} -->" in svg(drawn)
+    fragment = draw_interactive(drawn)
+    assert '"z":[[0.125,1.0],[0.75,null]]' in fragment
+    assert "south\\u003cbr\\u003elevel: 0.75" in fragment
+    assert "south\\u003cbr\\u003eslope: no value" in fragment
+    assert "NaN" not in fragment
+
+
+def test_a_heat_map_grows_with_its_rows_and_leaves_out_what_has_no_room() -> None:
+    def sized(rows: int, columns: int, name: str = "x") -> Heat:
+        return heat([f"c{i}" for i in range(rows)], [f"{name}{i}" for i in range(columns)], [[0.25] * columns] * rows)
+
+    few, many, most = sized(11, 4), sized(60, 4), sized(300, 4)
+    assert few.height < many.height == most.height
+    assert not few.slanted
+    assert sized(11, 12, "a long name ").slanted
+    assert sized(11, 12, "a long name ").height > few.height
+    assert "<!-- 0.25 -->" in svg(figure(few))
+    shown = svg(figure(most))
+    assert "<!-- 0.25 -->" not in shown
+    assert "<!-- c295 -->" in shown
+    assert "<!-- c296 -->" not in shown
+    assert Heat("", ["a"], ["b"], [[7.0]], 7.0, 7.0).written(7.0) == "7.00"
+    assert Heat("", ["a"], ["b"], [[250.0]], 0.0, 500.0).written(250.0) == "250"
+
+
+def test_a_dumbbell_is_drawn_by_both() -> None:
+    drawn = figure(dumbbell(["north", "south"], [2.5, 3.5], [None, 4.5], [1.5, NAN]))
+    for name in ("north", "south", "alone", "one model for all", "personalised", "error"):
+        assert f"<!-- {name} -->" in svg(drawn)
+    fragment = draw_interactive(drawn)
+    for values in ("[2.5,3.5]", "[null,4.5]", "[1.5,null]", "[1.5,2.5,null,3.5,4.5,null]"):
+        assert f'"x":{values}' in fragment
+    assert "north\\u003cbr\\u003epersonalised: 1.5" in fragment
+    assert "NaN" not in fragment
+    assert dumbbell(["c"] * 60, [1.0] * 60).height > dumbbell(["c"] * 11, [1.0] * 11).height
+    assert draw_interactive(figure(dumbbell(["north"], [None])))
+
+
+def test_errors_far_apart_get_a_log_axis() -> None:
+    near, far = dumbbell(["a", "b"], [1.0, 30.0]), dumbbell(["a", "b", "c"], [1.0, 31.0, 0.0])
+    assert not near.log_x
+    assert far.log_x
+    assert not dumbbell(["a"], [None]).log_x
+    assert [place for place, _, _ in far.spans()] == [0, 1]
+    assert '"type":"log"' not in draw_interactive(figure(near))
+    assert '"type":"log"' in draw_interactive(figure(far))
+    assert "<!-- 20 -->" in svg(figure(far))
+
+
+def test_panels_with_named_rows_stand_below_each_other() -> None:
+    lines = Panel("lines", (Series("alone", [0, 1], [1, 2]),))
+    assert [len(row) for row in figure(lines, lines, lines, lines).grid] == [3, 1]
+    mixed = figure(lines, heat(["north"], ["level"], [[0.5]]), dumbbell(["north"], [1.0], [2.0]))
+    assert [len(row) for row in mixed.grid] == [1, 1, 1]
+    assert draw_interactive(mixed).count('"showlegend":true') == 2  # "alone" once, though two panels have it
+
+
+def test_names_are_text_wherever_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    panels = (
+        heat([HOSTILE, "中文"], [HOSTILE], [[0.5], [0.25]]),
+        dumbbell([HOSTILE], [1.0], [2.0]),
+        Panel(HOSTILE, (Series(HOSTILE, [HOSTILE], [1.0], "marks"),), HOSTILE, HOSTILE),
+    )
+    drawn = Figure("own", HOSTILE, HOSTILE, panels)
+    assert "<script" not in svg(drawn)
+    text = render_page(page(drawn, words=[(HOSTILE, [HOSTILE])])).replace(get_plotlyjs(), "")
+    assert "<script>document" not in text
+    assert text.count("</script>") == 2  # plotly's and the figure's
+    monkeypatch.setattr(drawing, "_escaped", str)
+    assert draw_interactive(drawn).count("</script>") == 1  # plotly is careful too
+
+
+def test_a_page_says_what_it_is_told_and_marks_a_row() -> None:
+    text = render_page(page(words=[("What was found", ["Shared: slope.", "Own: level."])], highlight="north"))
+    assert "<h2>What was found</h2>\n<section><ul><li>Shared: slope.</li><li>Own: level.</li></ul></section>" in text
+    assert re.findall(r'<tr class="ours"><td>(.*?)</td>', text) == ["north"]
+    assert text.index("The lead.") < text.index("What was found") < text.index("Errors")
+    experiment = page_of_experiment(made().model_copy(update={"config": {"noise": 0.3}}), DETAILS)
+    assert experiment.command == "learn2pfed run polynomial --preset quick --set noise=0.3"
+    assert experiment.lead.startswith("Mean ± standard deviation over 2 seeds, 0 to 1.")
+    assert re.findall(r'<tr class="ours"><td>(.*?)</td>', render_page(experiment)) == ["Learn2pFed"] * 3
+    nothing = made().model_copy(update={"rows": []})
+    assert page_of_experiment(nothing, Details()).lead == "Nothing has been measured yet."
+
+
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
 
-@pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="needs a browser: apt-get install chromium chromium-driver (Debian)"
-)
-def test_the_page_opens_without_a_network_and_answers_the_mouse(tmp_path: Path) -> None:
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Any]:
+    if not (CHROMIUM and DRIVER):
+        pytest.skip("needs a browser: apt-get install chromium chromium-driver (Debian)")
     from selenium import webdriver
-    from selenium.webdriver.common.action_chains import ActionChains
-    from selenium.webdriver.common.by import By
-    from selenium.webdriver.support.ui import WebDriverWait
 
-    page = write_report(tmp_path, made(), DETAILS)
-    fetched = ("<script src", '<link rel="stylesheet', "<img src", "@import")
-    assert not [mark for mark in fetched if mark in page.read_text().replace(get_plotlyjs(), "")]
     options = webdriver.ChromeOptions()
     options.binary_location = str(CHROMIUM)
     for flag in (
@@ -156,25 +275,62 @@ def test_the_page_opens_without_a_network_and_answers_the_mouse(tmp_path: Path) 
         options.add_argument(f"--{flag}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options, webdriver.ChromeService(str(DRIVER)))
-    try:
-        driver.get(page.as_uri())
-        WebDriverWait(driver, 30).until(lambda d: d.find_elements(By.CSS_SELECTOR, "#learning .scatterlayer path"))
-        plot = driver.find_element(By.CSS_SELECTOR, "#learning .nsewdrag")
-        ActionChains(driver).scroll_to_element(plot).move_to_element(plot).pause(0.3).move_by_offset(2, 1).perform()
-        WebDriverWait(driver, 20).until(lambda d: d.find_elements(By.CSS_SELECTOR, "#learning .hoverlayer .hovertext"))
-        before = driver.execute_script("return document.querySelector('#learning .js-plotly-plot').layout.xaxis.range")
-        drag = ActionChains(driver).move_to_element_with_offset(plot, -60, 0).click_and_hold()
-        drag.move_by_offset(90, 20).release().perform()
-        WebDriverWait(driver, 20).until(
-            lambda d: (
-                d.execute_script("return document.querySelector('#learning .js-plotly-plot').layout.xaxis.range")
-                != before
-            )
+    yield driver
+    driver.quit()
+
+
+def complaints(browser: Any) -> list[Any]:
+    return [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+
+
+def test_the_page_opens_without_a_network_and_answers_the_mouse(tmp_path: Path, browser: Any) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    file = write_report(tmp_path, made(), DETAILS)
+    fetched = ("<script src", '<link rel="stylesheet', "<img src", "@import")
+    assert not [mark for mark in fetched if mark in file.read_text().replace(get_plotlyjs(), "")]
+    browser.get(file.as_uri())
+    WebDriverWait(browser, 30).until(lambda d: d.find_elements(By.CSS_SELECTOR, "#learning .scatterlayer path"))
+    plot = browser.find_element(By.CSS_SELECTOR, "#learning .nsewdrag")
+    ActionChains(browser).scroll_to_element(plot).move_to_element(plot).pause(0.3).move_by_offset(2, 1).perform()
+    WebDriverWait(browser, 20).until(lambda d: d.find_elements(By.CSS_SELECTOR, "#learning .hoverlayer .hovertext"))
+    before = browser.execute_script("return document.querySelector('#learning .js-plotly-plot').layout.xaxis.range")
+    drag = ActionChains(browser).move_to_element_with_offset(plot, -60, 0).click_and_hold()
+    drag.move_by_offset(90, 20).release().perform()
+    WebDriverWait(browser, 20).until(
+        lambda d: (
+            d.execute_script("return document.querySelector('#learning .js-plotly-plot').layout.xaxis.range") != before
         )
-        shown = driver.find_element(By.TAG_NAME, "body").text
-        assert "0.600 ± 0.14" in shown
-        assert "Learned Λ against its start" in shown
-        complaints = [entry for entry in driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
-        assert not complaints
-    finally:
-        driver.quit()
+    )
+    shown = browser.find_element(By.TAG_NAME, "body").text
+    assert "0.600 ± 0.14" in shown
+    assert "Learned Λ against its start" in shown
+    assert not complaints(browser)
+
+
+def test_heat_maps_and_dumbbells_open_and_name_what_is_under_the_mouse(tmp_path: Path, browser: Any) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    panels = heat([HOSTILE], ["slope"], [[0.25]]), dumbbell([HOSTILE], [1.0], [80.0], [0.9])
+    figures = [Figure(name, name, "", (panel,)) for name, panel in zip(("heat", "dumbbell"), panels, strict=True)]
+    browser.get(write_page(tmp_path, page(*figures, words=[("Found", [HOSTILE])])).as_uri())
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
+        f"{name}.{kind}" for name in ("heat", "dumbbell") for kind in ("svg", "png")
+    }
+    for name, said in (("heat", "slope: 0.25"), ("dumbbell", "personalised: 0.9")):
+        plot = browser.find_element(By.CSS_SELECTOR, f"#{name} .nsewdrag")
+        left = -plot.size["width"] // 2 + 40
+        mouse = ActionChains(browser).scroll_to_element(plot).move_to_element_with_offset(plot, left, 10)
+        mouse.pause(0.3).move_by_offset(2, -9).perform()
+        WebDriverWait(browser, 20).until(
+            lambda d, name=name: d.find_elements(By.CSS_SELECTOR, f"#{name} .hoverlayer .hovertext")
+        )
+        shown = browser.find_element(By.CSS_SELECTOR, f"#{name} .hoverlayer").text
+        assert HOSTILE.replace("\n", " ") in shown
+        assert said in shown
+    assert browser.title == "Learn2pFed · A table"
+    assert not complaints(browser)

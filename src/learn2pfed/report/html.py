@@ -2,40 +2,83 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader
 from plotly.offline import get_plotlyjs
 
 from learn2pfed.experiments.registry import differences, find
-from learn2pfed.report.figures import draw_files, draw_interactive, figures
-from learn2pfed.report.tables import tables
+from learn2pfed.report.drawing import Figure, draw_files, draw_interactive
+from learn2pfed.report.figures import figures
+from learn2pfed.report.tables import Table, tables
 from learn2pfed.results.records import Details, Results
 from learn2pfed.results.store import to_toml, write_whole
 
 
-def render(results: Results, details: Details) -> str:
+@dataclass(frozen=True)
+class Page:
+    """What a page shows, from top to bottom; `words` are headings with sentences, `highlight` a row's first cell."""
+
+    title: str
+    about: str
+    lead: str
+    tables: Sequence[Table]
+    figures: Sequence[Figure]
+    command: str
+    config: dict[str, Any]
+    versions: Mapping[str, str]
+    words: Sequence[tuple[str, Sequence[str]]] = ()
+    highlight: str = "Learn2pFed"
+
+
+def page_of_experiment(results: Results, details: Details) -> Page:
+    """The page of a run."""
+    experiment = find(results.experiment)
+    changes = differences(experiment, results.preset, results.config)
+    return Page(
+        title=experiment.title,
+        about=experiment.about,
+        lead=_lead(sorted({row.seed for row in results.rows})),
+        tables=tables(results),
+        figures=figures(results, details),
+        command=" ".join(["learn2pfed run", results.experiment, "--preset", results.preset, *changes]),
+        config=results.config,
+        versions=results.versions,
+    )
+
+
+def _lead(seeds: Sequence[int]) -> str:
+    if not seeds:
+        return "Nothing has been measured yet."
+    over = f"Mean ± standard deviation over {len(seeds)} seeds, {seeds[0]} to {seeds[-1]}."
+    said = over if len(seeds) > 1 else f"One seed, {seeds[0]}."
+    return f'{said} "pooled": computed from all rows in one place, nothing is sent.'
+
+
+def render_page(page: Page) -> str:
     """The page as text."""
     environment = Environment(loader=PackageLoader("learn2pfed.report"), autoescape=True, trim_blocks=True)
-    experiment = find(results.experiment)
-    seeds = sorted({row.seed for row in results.rows})
     return environment.get_template("report.html").render(
-        experiment=experiment,
-        results=results,
-        seeds=seeds,
-        tables=tables(results),
-        figures=[(figure, draw_interactive(figure)) for figure in figures(results, details)],
-        config=to_toml(results.config),
-        changes=differences(experiment, results.preset, results.config),
+        page=page,
+        drawings=[(figure, draw_interactive(figure)) for figure in page.figures],
+        config=to_toml(page.config),
         plotly=get_plotlyjs(),
     )
 
 
-def write_report(folder: Path, results: Results, details: Details) -> Path:
-    """Figures as SVG and PNG, and report.html, into the run folder."""
-    for figure in figures(results, details):
+def write_page(folder: Path, page: Page) -> Path:
+    """Figures as SVG and PNG, and report.html, into the folder."""
+    for figure in page.figures:
         for name, content in draw_files(figure).items():
             write_whole(folder / "figures" / name, content)
-    page = folder / "report.html"
-    write_whole(page, render(results, details))
-    return page
+    file = folder / "report.html"
+    write_whole(file, render_page(page))
+    return file
+
+
+def write_report(folder: Path, results: Results, details: Details) -> Path:
+    """The page of a run and its figures, into the run folder."""
+    return write_page(folder, page_of_experiment(results, details))
