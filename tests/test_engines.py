@@ -34,6 +34,13 @@ VARIANTS = {
     "paper": Settings.paper(n_epochs=6),
     "exact refit": Settings(**SHORT, refit="exact"),
     "exact refit, everything learned": Settings(**SHORT, refit="exact", learn=GROUPS, sharing="mixed"),
+    "predictive": Settings(**SHORT, objective="predictive"),
+    "predictive, everything learned": Settings(
+        **SHORT, objective="predictive", learn=GROUPS, sharing="mixed", tied=False
+    ),
+    "predictive, local gradient": Settings(
+        **SHORT, objective="predictive", gradient="local", learn=("lam", "rho", "eta", "theta")
+    ),
     "some learn": Settings(**SHORT, n_learners=2),
     "some learn, exact refit": Settings(**SHORT, n_learners=2, refit="exact"),
 }

@@ -15,7 +15,7 @@ from learn2pfed.unrolled.limit import solve
 from learn2pfed.unrolled.losses import DifferentiableLoss, SquaredLoss
 from learn2pfed.unrolled.network import forward, unroll
 from learn2pfed.unrolled.settings import GROUPS, Settings
-from learn2pfed.unrolled.supervision import Supervised, outer_objective
+from learn2pfed.unrolled.supervision import Supervised, judged, outer_objective
 from learn2pfed.unrolled.theta import effective, start_common, start_own, theta_of_cells
 from learn2pfed.unrolled.training import pass_and_gradient
 from tests.conftest import Problem
@@ -103,7 +103,7 @@ def supervised(seed: int = 0, M: int = 3, k: int = 2) -> Supervised[SquaredLoss]
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("objective", ["sum", "profiled"])
+@pytest.mark.parametrize("objective", ["sum", "profiled", "predictive"])
 def test_gradcheck_of_a_three_cell_network_for_every_group(tied: bool, objective: str) -> None:
     chosen = Settings(n_cells=3, tied=tied, learn=GROUPS, sharing="mixed", objective=objective, rho_start=0.5)
     problem = supervised()
@@ -113,7 +113,7 @@ def test_gradcheck_of_a_three_cell_network_for_every_group(tied: bool, objective
     def outer(common: Tensor, *raw: Tensor) -> Tensor:
         thetas = theta_of_cells(common, dict(zip(own, raw, strict=True)), 3)
         state, _ = forward(problem.train, thetas, start.state, start.w)
-        return outer_objective(chosen, problem.judge.value(state.v).sum(), problem.size)
+        return outer_objective(chosen, judged(problem, chosen, state.v, effective(thetas[-1]).lam), problem.size)
 
     inputs = [x.clone().requires_grad_() for x in (common, *own.values())]
     assert torch.autograd.gradcheck(outer, inputs)
@@ -132,7 +132,7 @@ def test_the_carried_adjoint_gives_the_gradient_of_infinitely_many_cells() -> No
     common, own = start_common(chosen, 2), start_own(chosen, problem.full, 1.0)
     raw = common.clone().requires_grad_()
     v, _ = solve(problem.train, raw.exp(), torch.ones(3, 1, dtype=torch.float64))
-    value = outer_objective(chosen, problem.judge.value(v).sum(), problem.size)
+    value = outer_objective(chosen, judged(problem, chosen, v, raw.exp()), problem.size)
     (exact,) = torch.autograd.grad(value, raw)
     found = {}
     for carry in (True, False):

@@ -13,7 +13,19 @@ from learn2pfed.results.store import read_results
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "learn2pfed"
-ORDER = ("errors", "data", "unrolled", "algorithms", "engines", "results", "experiments", "report", "cli")
+ORDER = (
+    "errors",
+    "data",
+    "unrolled",
+    "algorithms",
+    "engines",
+    "personal",
+    "results",
+    "estimators",
+    "experiments",
+    "report",
+    "cli",
+)
 
 
 def imported(path: Path) -> set[str]:

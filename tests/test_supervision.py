@@ -7,12 +7,23 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from learn2pfed.data.federated import FederatedData
 from learn2pfed.errors import Learn2pFedError
 from learn2pfed.unrolled.losses import SQUARED, SquaredLoss
 from learn2pfed.unrolled.settings import GROUPS, Settings
-from learn2pfed.unrolled.supervision import Size, Supervised, learners_of, outer_objective, parts_of, supervise, units
+from learn2pfed.unrolled.supervision import (
+    Size,
+    Supervised,
+    judged,
+    learners_of,
+    outer_objective,
+    parts_of,
+    supervise,
+    training_weights,
+    units,
+)
 from learn2pfed.unrolled.theta import (
     THETA_MAX,
     Moments,
@@ -78,10 +89,10 @@ def test_the_units_are_those_of_a_typical_client() -> None:
 
 
 def test_a_perfect_fit_leaves_the_objective_finite() -> None:
-    flat = outer_objective(Settings(), torch.tensor(0.0, dtype=torch.float64), Size(10.0, 10.0, 5.0))
+    flat = outer_objective(Settings(), torch.zeros(1, dtype=torch.float64), Size(10.0, 10.0, 5.0))
     assert torch.isfinite(flat)
     with pytest.raises(Learn2pFedError, match="leaves no row to judge by"):
-        outer_objective(Settings(), torch.tensor(0.0), Size(0.0, 10.0, 0.0))
+        outer_objective(Settings(), torch.zeros(1), Size(0.0, 10.0, 0.0))
 
 
 @pytest.mark.parametrize("supervision", ["train", "holdout", "crossval"])
@@ -136,6 +147,24 @@ def test_of_very_many_clients_a_draw_learns() -> None:
     assert learners_of(chosen, range(5)) == tuple(range(5))
     assert len(learners_of(chosen.changed(sharing="mixed"), range(20))) == 20
     assert len(learners_of(chosen.changed(learn=("lam", "p")), range(20))) == 20
+
+
+def test_the_predictive_density_is_that_of_a_normal_distribution() -> None:
+    """Q and D from statistics against the covariance I + X'(A + Λ)⁻¹X'ᵀ itself."""
+    chosen = Settings(supervision="holdout", objective="predictive", holdout=0.4)
+    data, lam = client(12), torch.tensor([[0.3, 2.0, 0.01]], dtype=torch.float64)
+    problem = alone(data, chosen)
+    seen = training_weights(data, chosen, [0])[0] > 0
+    X, X_, y_ = data.X[seen], data.X[~seen], data.y[~seen]
+    v = torch.randn(3, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    covariance = torch.eye(len(y_)).double() + X_ @ torch.linalg.solve(X.T @ X + torch.diag(lam[0]), X_.T)
+    off = y_ - X_ @ v
+    F, Q, D = judged(problem, chosen, v[None, None], lam)
+    torch.testing.assert_close(F, 0.5 * off @ off)
+    torch.testing.assert_close(Q, off @ torch.linalg.solve(covariance, off))
+    torch.testing.assert_close(D, torch.logdet(covariance))
+    with pytest.raises(ValidationError, match="judges held-out rows"):
+        Settings(supervision="train", objective="predictive")
 
 
 def test_theta_stays_positive_and_bounded_however_far_it_is_pushed() -> None:

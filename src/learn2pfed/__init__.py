@@ -3,3 +3,7 @@
 from importlib.metadata import version
 
 __version__ = version("learn2pfed")
+
+from learn2pfed.estimators import Learn2pFedClassifier, Learn2pFedRegressor
+
+__all__ = ["Learn2pFedClassifier", "Learn2pFedRegressor", "__version__"]

@@ -18,11 +18,18 @@ from learn2pfed.errors import Learn2pFedError, sentence
 from learn2pfed.experiments.ablation import AblationExperiment
 from learn2pfed.experiments.base import Config, Done, Experiment, Task
 from learn2pfed.experiments.layers import LayersExperiment
+from learn2pfed.experiments.panels import PanelsExperiment
 from learn2pfed.experiments.polynomial import PolynomialExperiment, QualityExperiment
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
-    for experiment in (PolynomialExperiment(), AblationExperiment(), LayersExperiment(), QualityExperiment())
+    for experiment in (
+        PolynomialExperiment(),
+        AblationExperiment(),
+        LayersExperiment(),
+        QualityExperiment(),
+        PanelsExperiment(),
+    )
 }
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from learn2pfed.unrolled.losses import SquaredLoss
 from learn2pfed.unrolled.settings import Settings
-from learn2pfed.unrolled.supervision import Supervised, outer_objective
+from learn2pfed.unrolled.supervision import Supervised, judged, outer_objective
 from learn2pfed.unrolled.theta import Moments, adam_step, penalty_gradients, start_common
 
 
@@ -59,7 +59,7 @@ def learn_common_lam(problem: Supervised[SquaredLoss], settings: Settings) -> Te
     for epoch in range(settings.n_warmup, settings.n_epochs):
         leaf = raw.detach().requires_grad_()
         v, _ = solve(problem.train, leaf.exp(), weight)
-        value = outer_objective(settings, problem.judge.value(v).sum(), problem.size)
+        value = outer_objective(settings, judged(problem, settings, v, leaf.exp()), problem.size)
         (slope,) = torch.autograd.grad(value, leaf)
         prior, _ = penalty_gradients(settings, raw, {"lam": raw})
         (raw,), memory = adam_step(settings, epoch, [raw], [slope + prior], memory)

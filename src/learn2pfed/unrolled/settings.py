@@ -44,8 +44,9 @@ class Settings(BaseModel):
     holdout: float = Field(0.25, gt=0, lt=1, description="fraction held out by supervision = holdout")
     n_folds: int = Field(2, ge=2, description="folds of supervision = crossval")
     n_repeats: int = Field(10, ge=1, description="how often the folds are drawn anew")
-    objective: Literal["profiled", "sum"] = Field(
-        "profiled", description="½n log ΣF (unit-free), or the plain sum of losses of eq. (13)"
+    objective: Literal["profiled", "predictive", "sum"] = Field(
+        "profiled",
+        description="½n log ΣF (unit-free), that and the held-out rows' predictive density (squared loss), or eq. (13)",
     )
     lam_spread: float | None = Field(
         5.0, gt=0, description="weak prior: standard deviation of log Λ around a typical client's curvature"
@@ -105,6 +106,12 @@ class Settings(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _density_is_of_held_out_rows(self) -> Self:
+        if self.objective == "predictive" and self.supervision == "train":
+            raise ValueError("objective = 'predictive' judges held-out rows: use supervision = 'crossval' or 'holdout'")
+        return self
+
     @classmethod
     def paper(cls, **changes: object) -> Self:
         """The paper's recipe: train-supervised, all six groups, a Λ per client, Adam at 0.01 for 500 epochs."""
@@ -139,6 +146,11 @@ class Settings(BaseModel):
     def n_splits(self) -> int:
         """S, while Θ is learned."""
         return self.n_folds * self.n_repeats if self.supervision == "crossval" else 1
+
+    @property
+    def n_terms(self) -> int:
+        """How many sums over clients the outer objective is made of."""
+        return 3 if self.objective == "predictive" else 1
 
     @property
     def training_share(self) -> float:

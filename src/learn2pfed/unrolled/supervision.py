@@ -128,13 +128,33 @@ def supervise_all(data: FederatedData, settings: Settings, family: Family[L]) ->
     return given.scaled(chosen.scale), chosen
 
 
-def outer_objective(settings: Settings, total: Tensor, size: Size, is_likelihood: bool = False) -> Tensor:
-    """What Θ minimises, as a function of the judging losses summed over clients and splits, ΣF.
+def judged(problem: Supervised[L], settings: Settings, v: Tensor, lam: Tensor) -> Tensor:
+    """What the outer objective is made of, each a sum over clients and splits: ΣF and, if `predictive`, ΣQ and ΣD.
+
+    Given the rows that a client learned from (A, and v from them), its held-out rows (X', Y') are predicted as
+    N(X'v, σ²(I + X'(A + Λ)⁻¹X'ᵀ)); with A' = X'ᵀX' and g = X'ᵀ(Y' - X'v) that has the
+    squared distance  Q = 2F - gᵀ(A + A' + Λ)⁻¹g  and the log determinant  D = log|A + A' + Λ| - log|A + Λ|.
+    """
+    F = problem.judge.value(v)
+    if settings.objective != "predictive":
+        return F.sum().reshape(1)
+    prior = torch.diag_embed(lam.expand(v.shape[-2:]))
+    before, after = (torch.linalg.cholesky(loss.gram + prior) for loss in (problem.train, problem.full))
+    g = -problem.judge.gradient(v).unsqueeze(-1)
+    reached = torch.linalg.solve_triangular(after.expand(before.shape), g, upper=False).squeeze(-1)
+    growth = (after.diagonal(dim1=-2, dim2=-1) / before.diagonal(dim1=-2, dim2=-1)).log()
+    return torch.stack([F.sum(), 2.0 * F.sum() - reached.square().sum(), 2.0 * growth.sum()])
+
+
+def outer_objective(settings: Settings, totals: Tensor, size: Size, is_likelihood: bool = False) -> Tensor:
+    """What Θ minimises, as a function of the sums of `judged`.
 
     `sum` is eq. (13). `profiled` is the Gaussian negative log-likelihood with the noise profiled out,
     ½ n log(2ΣF / n_judged), with n the number of distinct rows: the sum's optimum, in units that a prior can be set
     against. Below what rounding leaves of the zero model's loss, ΣF says nothing and the objective is flat. A loss that
-    `is_likelihood` as it stands has no noise to profile: ΣF n / n_judged.
+    `is_likelihood` as it stands has no noise to profile: ΣF n / n_judged. `predictive` adds to `profiled` the negative
+    log predictive density, ½ n log(ΣQ / n_judged) + ½ (n / n_judged) ΣD: how far off the held-out rows are says how
+    much clients differ even where a client has too few rows for its own model to say it.
     """
     if size.n_judged == 0:
         raise Learn2pFedError(
@@ -142,8 +162,15 @@ def outer_objective(settings: Settings, total: Tensor, size: Size, is_likelihood
             "use 'crossval'."
         )
     if settings.objective == "sum":
-        return total
+        return totals[0]
     if is_likelihood:
-        return total * (size.n_rows / size.n_judged)
+        return totals[0] * (size.n_rows / size.n_judged)
     floor = max(1e-13 * size.zero, 1e-300)
-    return 0.5 * size.n_rows * torch.log(2.0 * total.clamp_min(floor) / size.n_judged)
+
+    def profiled(squares: Tensor) -> Tensor:
+        return 0.5 * size.n_rows * torch.log(squares.clamp_min(2.0 * floor) / size.n_judged)
+
+    value = profiled(2.0 * totals[0])
+    if settings.objective == "predictive":
+        value = value + profiled(totals[1]) + 0.5 * (size.n_rows / size.n_judged) * totals[2]
+    return value

@@ -24,7 +24,7 @@ from learn2pfed.unrolled.network import (
     zero_state,
 )
 from learn2pfed.unrolled.settings import GroupName, Settings
-from learn2pfed.unrolled.supervision import Supervised, outer_objective
+from learn2pfed.unrolled.supervision import Supervised, judged, outer_objective
 from learn2pfed.unrolled.theta import (
     Moments,
     Raw,
@@ -99,8 +99,8 @@ def pass_and_gradient(
         state, w = State(*start[:3]), start[3]
     thetas = theta_of_cells(common, own, settings.n_cells)
     state, w = forward(problem.train, thetas, state, w, detach=settings.gradient == "local")
-    total = problem.judge.value(state.v).sum()
-    objective = outer_objective(settings, total, problem.size, is_likelihood)
+    totals = judged(problem, settings, state.v, effective(thetas[-1]).lam)
+    objective = outer_objective(settings, totals, problem.size, is_likelihood)
     found: list[Tensor] = []
     if leaves:
         ends = (*state, w) if carried else ()
@@ -119,7 +119,7 @@ def pass_and_gradient(
     return (
         State(*(part.detach() for part in state)),
         w.detach(),
-        total.detach(),
+        totals[0].detach(),
         objective.detach(),
         gradients,
     )

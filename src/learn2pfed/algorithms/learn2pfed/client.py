@@ -16,7 +16,7 @@ from learn2pfed.unrolled.limit import client_system
 from learn2pfed.unrolled.losses import ClientLoss, Family, SquaredLoss
 from learn2pfed.unrolled.network import drawn_state, drawn_w, movement, zero_state
 from learn2pfed.unrolled.settings import Settings
-from learn2pfed.unrolled.supervision import Supervised, supervise
+from learn2pfed.unrolled.supervision import Supervised, judged, supervise
 from learn2pfed.unrolled.theta import (
     Effective,
     Moments,
@@ -155,7 +155,10 @@ class Client:
 
     def _on_loss(self, state: ClientState, said: Message) -> tuple[ClientState, Message]:
         size = torch.tensor(state.problem.size, dtype=torch.float64)
-        return state, {"loss": state.problem.judge.value(state.now.v).sum().reshape(1), "size": size}
+        return state, {"loss": self._judged(state, state.now.v, self._effective(state).lam), "size": size}
+
+    def _judged(self, state: ClientState, v: Tensor, lam: Tensor) -> Tensor:
+        return judged(state.problem, self.settings, v, lam)
 
     def _on_adjoint(self, state: ClientState, said: Message) -> tuple[ClientState, Message]:
         """Backward: the vector-Jacobian product of the client's own cell."""
@@ -168,9 +171,13 @@ class Client:
     def _back(
         self, state: ClientState, loss_bar: Tensor, total_bar: Tensor, weight_bar: Tensor
     ) -> tuple[ClientState, Tensor]:
-        """Take the last cell off the trail: adjoints of what entered it, and gradients added to `slopes`."""
+        """Take the last cell off the trail: adjoints of what entered it, and gradients added to `slopes`.
+
+        Cell L also leads to what is judged; if carried, what left it is what entered the next epoch's first cell.
+        """
         number = len(state.trail)
-        bar = self._seed(state, loss_bar) if number == self.settings.n_cells else state.bar
+        last = number == self.settings.n_cells
+        bar = State(*map(torch.zeros_like, state.bar)) if last and not self.settings.carries_adjoint else state.bar
         entered, w = state.trail[-1]
         with torch.enable_grad():
             own = {name: raw.detach().requires_grad_(name in self.by_client) for name, raw in state.own.items()}
@@ -183,6 +190,7 @@ class Client:
             inputs = [*(own[name] for name in self.by_client), common, *before, w]
             ends = [(end, end_bar) for end, end_bar in zip(after, bar, strict=True)]
             ends += [(total.sum(-2), total_bar), (weight.sum(-2), weight_bar)]
+            ends += [(self._judged(state, after.v, effective(theta).lam), loss_bar)] if last else []
             outputs, bars = zip(*(pair for pair in ends if pair[0].requires_grad), strict=True)
             given = torch.autograd.grad(outputs, inputs, bars, allow_unused=True)
         found = [torch.zeros_like(at) if slope is None else slope for slope, at in zip(given, inputs, strict=True)]
@@ -190,14 +198,6 @@ class Client:
         slopes = tuple(a + b for a, b in zip(state.slopes, found[:n_slopes], strict=True))
         state = replace(state, trail=state.trail[:-1], slopes=slopes, bar=State(*found[n_slopes:-1]))
         return state, found[-1]
-
-    def _seed(self, state: ClientState, loss_bar: Tensor) -> State:
-        """The adjoint of the last state: of the loss and, if carried, of the next epoch's start."""
-        judge, v = state.problem.judge, state.now.v
-        slope = loss_bar * judge.gradient(v)
-        if not self.settings.carries_adjoint:
-            return State(torch.zeros_like(v), slope, torch.zeros_like(v))
-        return state.bar._replace(v=state.bar.v + slope)
 
     def _on_learn(self, state: ClientState, said: Message) -> tuple[ClientState, Message]:
         """Move the client's own Θ by Adam; with `gradient = local`, after a backward pass of its own."""

@@ -56,11 +56,11 @@ class Server:
             losses = yield from self.ask("loss", {}, alive)
             alive = tuple(losses)
             size = Size(*_sum(losses, "size").tolist())
-            total = _sum(losses, "loss").requires_grad_()
-            check_finite(f"at epoch {epoch + 1}", float(total.detach()), size.zero)
+            totals = _sum(losses, "loss").requires_grad_()
+            check_finite(f"at epoch {epoch + 1}", float(totals[0].detach()), size.zero)
             with torch.enable_grad():
-                objective = outer_objective(settings, total, size, self.family.is_likelihood)
-                (loss_bar,) = torch.autograd.grad(objective.sum(), total)
+                objective = outer_objective(settings, totals, size, self.family.is_likelihood)
+                (loss_bar,) = torch.autograd.grad(objective, totals)
             if settings.gradient == "exact" and settings.learn:
                 alive, w_bar = yield from self._backward(alive, weights, ws, w_carried, loss_bar)
                 w_carried = w_bar if settings.carries_adjoint else w_carried

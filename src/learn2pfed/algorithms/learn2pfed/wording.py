@@ -24,14 +24,15 @@ def broadcasts(settings: Settings, sizes: Sizes) -> dict[str, Specs]:
     n_splits, n_features, n_parameters = sizes
     lam = Spec((1 if settings.tied else settings.n_cells, n_parameters))
     w, one, count = Spec((n_splits, n_parameters)), Spec((1,)), Spec((1,), torch.int64)
+    terms = Spec((settings.n_terms,))
     return {
         "describe": {},
         "prepare": {"scale": Spec((n_features,)), "conditioning": one},
         "epoch": {"lam": lam, "epoch": count},
         "cell": {"w": w, "cell": count},
         "loss": {},
-        "adjoint": {"total": w, "weight": one, "loss": one, "cell": count},
-        "learn": {"loss": one, "epoch": count},
+        "adjoint": {"total": w, "weight": one, "loss": terms, "cell": count},
+        "learn": {"loss": terms, "epoch": count},
         "refit": {"lam": lam, "epoch": count},
         "system": {"lam": lam},
         "solution": {"w": w},
@@ -48,7 +49,7 @@ def replies(settings: Settings, sizes: Sizes) -> dict[str, Specs]:
         "prepare": {},
         "epoch": {},
         "cell": {"total": w, "weight": one, "moved": Spec((2,))},
-        "loss": {"loss": one, "size": Spec((3,))},
+        "loss": {"loss": Spec((settings.n_terms,)), "size": Spec((3,))},
         "adjoint": {"w": w},
         "learn": {"lam": lam} if learned_by_server(settings) else {},
         "refit": {},
