@@ -107,7 +107,7 @@ def test_one_client_is_the_usual_model() -> None:
 
 
 def test_a_client_with_one_row_and_one_with_ten_times_the_others_help_and_are_helped() -> None:
-    """Known truth, eight draws: with the others each is nearer to it than alone; without either, the rest is no nearer."""
+    """Known truth, eight draws: each is nearer to it with the others than alone, and they help the others too."""
     sizes = [1, *[12] * 10, 120]
     together, alone, without = [], [], []
     for seed in range(8):

@@ -22,8 +22,10 @@ ORDER = (
     "personal",
     "results",
     "estimators",
+    "storage",
     "experiments",
     "report",
+    "owndata",
     "cli",
 )
 

@@ -111,8 +111,9 @@ def settings_for(
     """
     n_learners = int(max(200, min(1000, 4e6 / n_parameters**3)))
     n_judges = min(n_clients, n_learners)
-    cost = n_rows * (n_judges / n_clients) * n_parameters / 1e5 if n_classes else n_judges * n_parameters**2 / 1e6
-    given = {"n_learners": n_learners, "n_repeats": int(min(10, max(1, min(1000 / n_judges, 1 / cost))))}
+    cost = n_rows * n_judges / n_clients * n_parameters / 1e5 if n_classes else n_judges * n_parameters**3 / 4e6
+    n_repeats = int(min(10, max(1, min(1000 / n_judges, 1 / cost))))
+    given: dict[str, Any] = {"n_learners": n_learners, "n_repeats": n_repeats}
     if n_classes == 0:
         given |= {"refit": "exact", "objective": "profiled" if changes.get("supervision") == "train" else "predictive"}
     given |= changes

@@ -36,6 +36,11 @@ def write_whole(path: Path, content: str | bytes) -> None:
         ) from error
 
 
+def write_results(file: Path, results: Results) -> None:
+    """A `results.json`."""
+    write_whole(file, _json(results.model_dump()))
+
+
 def read_results(path: Path) -> Results:
     """A `results.json`, from the file or from the folder that holds it."""
     file = path / "results.json" if path.is_dir() else path
@@ -111,7 +116,7 @@ class RunFolder:
     def save(self) -> None:
         """Write both files, whole."""
         self._write("details.json", _json(self.details.model_dump()))
-        self._write("results.json", _json(self.results.model_dump()))
+        write_results(self.path / "results.json", self.results)
 
     def _write(self, name: str, content: str) -> None:
         write_whole(self.path / name, content)

@@ -1,50 +1,24 @@
-"""The command line: `learn2pfed run`, `report`, `list`. No mathematics here."""
+"""`learn2pfed run`, `report`, `list`: experiments."""
 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table as RichTable
 
-from learn2pfed import __version__
+from learn2pfed.cli.common import app, changes_of, console, folder_for, progress_bar, rich_table
 from learn2pfed.errors import Learn2pFedError
 from learn2pfed.experiments.base import Experiment, Task
-from learn2pfed.experiments.registry import EXPERIMENTS, configure, find, parse, restore, run_all
+from learn2pfed.experiments.registry import EXPERIMENTS, configure, find, restore, run_all
 from learn2pfed.report.docs import update_tables
 from learn2pfed.report.html import write_report
 from learn2pfed.report.tables import Table, mean_std, tables
 from learn2pfed.results.records import Results, Row, versions
 from learn2pfed.results.store import RunFolder, read_details, read_results
 from learn2pfed.unrolled.settings import Settings
-
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    help="Personalised federated learning in which every parameter learns how far it follows the others.",
-)
-console = Console()
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        console.print(__version__)
-        raise typer.Exit
-
-
-@app.callback()
-def _common(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which.")] = False,
-) -> None:
-    pass
 
 
 @app.command(
@@ -70,12 +44,12 @@ def run(
 ) -> None:
     """Run an experiment: a table in the terminal, results.json, figures and report.html."""
     chosen = find(experiment)
-    changes = _changes(change or [])
+    changes = changes_of(change or [])
     if seeds is not None:
         changes["n_seeds"] = seeds
     if algorithms is not None:
         changes["algorithms"] = algorithms
-    path = _folder(experiment, out, resume)
+    path = folder_for(experiment, out, resume)
     if resume and not changes and (path / "results.json").exists():  # go on as it was begun
         begun = read_results(path)
         config, preset = restore(chosen, begun.config), begun.preset
@@ -98,23 +72,13 @@ def run(
         raise
     page = write_report(folder.path, folder.results, folder.details)
     for table in tables(folder.results):
-        console.print(_rich(table))
+        console.print(rich_table(table))
     console.print(f"Report: {escape(str(page))}", soft_wrap=True)
 
 
 def _work(chosen: Experiment, config: Any, folder: RunFolder, tasks: list[Task], todo: list[Task], jobs: int) -> None:
     """Do what is left to do, with a bar, and a line whenever a method is through with a setting."""
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    )
-    with bar:
+    with progress_bar() as bar:
         shown = bar.add_task(chosen.title, total=len(tasks), completed=len(tasks) - len(todo))
         for task, (rows, detail) in run_all(chosen, config, todo, jobs):
             folder.add(rows, detail)
@@ -145,12 +109,14 @@ def report(
 ) -> None:
     """Make the tables, figures and the page again from what is on disk."""
     results = read_results(path)
+    if results.experiment == "fit":
+        raise Learn2pFedError(f"{path} is of learn2pfed fit: open its report.html, or see learn2pfed explain {path}.")
     if into is not None:
         update_tables(into, results)
         console.print(f"Tables of {results.experiment} written into {escape(str(into))}.", soft_wrap=True)
         return
     for table in tables(results):
-        console.print(_rich(table))
+        console.print(rich_table(table))
     target = out or (path if path.is_dir() else None)
     if target is not None:
         page = write_report(target, results, read_details(path))
@@ -170,7 +136,7 @@ def list_() -> None:
             for name, field in experiment.config_class.model_fields.items()
             if not isinstance(getattr(default, name), Settings)
         )
-        console.print(_rich(Table("--set NAME=VALUE", ("name", "default", "what it is"), rows)))
+        console.print(rich_table(Table("--set NAME=VALUE", ("name", "default", "what it is"), rows)))
         console.print()
     ours, theirs = Settings(), Settings.paper()
     both = tuple(
@@ -178,51 +144,8 @@ def list_() -> None:
         for name, field in Settings.model_fields.items()
     )
     head = ("name", "learn2pfed.", "paper.", "what it is")
-    console.print(_rich(Table("Both recipes: --set learn2pfed.NAME=VALUE, --set paper.NAME=VALUE", head, both)))
+    console.print(rich_table(Table("Both recipes: --set learn2pfed.NAME=VALUE, --set paper.NAME=VALUE", head, both)))
 
 
 def _value(value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value).lower()
-
-
-def _changes(pairs: list[str]) -> dict[str, Any]:
-    """NAME=VALUE pairs; values are TOML where they parse as such, text otherwise."""
-    changes: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals:
-            raise Learn2pFedError(f"--set takes NAME=VALUE, got {pair!r}.")
-        changes[name.strip()] = parse(text)
-    return changes
-
-
-def _folder(experiment: str, out: Path | None, resume: bool) -> Path:
-    """The folder asked for, or runs/EXPERIMENT: the newest to go on with, else the first free number."""
-    if out is not None:
-        return out
-    names = [Path("runs") / experiment] + [Path("runs") / f"{experiment}-{n}" for n in range(2, 10_000)]
-    taken = [path for path in names if path.exists()]
-    if resume and taken:
-        return taken[-1]
-    return next(path for path in names if path not in taken)
-
-
-def _rich(table: Table) -> RichTable:
-    """For the terminal."""
-    shown = RichTable(title=f"\n{table.title}", title_justify="left", header_style="bold underline", box=None)
-    shown.padding, shown.pad_edge = (0, 1), False
-    for place, head in enumerate(table.head):
-        words = place == 0 or any(len(row[place].split()) > 3 for row in table.body)
-        shown.add_column(escape(head), justify="left" if words else "right")
-    for row in table.body:
-        shown.add_row(*(escape(cell) for cell in row), style="bold cyan" if row[0] == "Learn2pFed" else None)
-    return shown
-
-
-def main() -> None:
-    """Entry point: a user's mistake is one sentence and exit code 2."""
-    try:
-        app()
-    except Learn2pFedError as error:
-        Console(stderr=True).print(f"[bold red]Error:[/bold red] {escape(str(error))}", soft_wrap=True)
-        sys.exit(2)

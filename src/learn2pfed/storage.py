@@ -1,0 +1,173 @@
+"""Fitted models on disk: numbers as safetensors, everything else as JSON. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import safetensors
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors.torch import load, save
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from learn2pfed.algorithms.base import Traffic
+from learn2pfed.data.design import Design
+from learn2pfed.data.schema import Schema
+from learn2pfed.errors import Learn2pFedError
+from learn2pfed.estimators import Learn2pFedClassifier, Learn2pFedRegressor
+from learn2pfed.personal import Personal
+from learn2pfed.results.records import versions
+from learn2pfed.results.store import write_whole
+
+FORMAT = "learn2pfed model"
+VERSION = 1
+CARD, NUMBERS = "model.json", "model.safetensors"
+
+Model = Learn2pFedRegressor | Learn2pFedClassifier
+
+
+class Card(BaseModel):
+    """`model.json`: what the numbers beside it mean."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: Literal["learn2pfed model"]
+    version: Literal[1]
+    made_by: dict[str, str]
+    kind: Literal["regressor", "classifier"]
+    parameters: dict[str, Any] = Field(description="of the estimator")
+    clients: list[int] | list[str]
+    n_features: int
+    features: list[str] | None = Field(description="names, if X had them")
+    classes: list[bool] | list[int] | list[float] | list[str] = []
+    n_rows: int
+    history: list[float]
+    traffic: dict[str, int]
+    table: Schema | None = Field(None, description="how a table becomes X and y, if the model was fitted to one")
+    digest: str = Field(description="SHA-256 of the numbers")
+
+
+class Saved(NamedTuple):
+    """A model as it comes back, and how a table becomes its X and y."""
+
+    model: Model
+    table: Schema | None
+
+
+def save_model(model: Model, folder: Path | str, table: Schema | None = None) -> Path:
+    """Write model.safetensors and model.json into the folder."""
+    check_is_fitted(model)
+    personal: Personal = model._personal
+    numbers = {name: getattr(personal, name).contiguous() for name in ("v", "w", "lam", "participation")}
+    numbers |= {f"design.{name}": part.contiguous() for name, part in personal.design._asdict().items()}
+    blob = save(numbers)
+    parameters = model.get_params()
+    if not isinstance(parameters["random_state"], int):
+        parameters["random_state"] = None
+    names = getattr(model, "feature_names_in_", None)
+    card = Card(
+        format=FORMAT,
+        version=VERSION,
+        made_by=versions(),
+        kind="classifier" if personal.n_classes else "regressor",
+        parameters=parameters,
+        clients=model.clients_.tolist(),
+        n_features=model.n_features_in_,
+        features=None if names is None else list(names),
+        classes=model.classes_.tolist() if personal.n_classes else [],
+        n_rows=personal.n_rows,
+        history=list(personal.history),
+        traffic=vars(personal.traffic),
+        table=table,
+        digest=hashlib.sha256(blob).hexdigest(),
+    )
+    write_whole(Path(folder) / NUMBERS, blob)
+    write_whole(Path(folder) / CARD, card.model_dump_json(indent=1))
+    return Path(folder) / CARD
+
+
+def load_model(folder: Path | str) -> Saved:
+    """The model in a folder; a damaged, foreign or newer one is refused with a sentence."""
+    folder = Path(folder)
+    card, blob = _card(folder / CARD), _read(folder / NUMBERS)
+    if hashlib.sha256(blob).hexdigest() != card.digest:
+        raise Learn2pFedError(f"{folder / NUMBERS} is damaged, or not of {CARD} beside it: fit the model again.")
+    try:
+        personal = _personal(card, load(blob))
+    except (safetensors.SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        raise Learn2pFedError(f"{folder / NUMBERS} does not fit {CARD} beside it ({error}): fit again.") from error
+    model = (Learn2pFedClassifier if card.kind == "classifier" else Learn2pFedRegressor)(**card.parameters)
+    model.n_features_in_ = card.n_features
+    if card.features is not None:
+        model.feature_names_in_ = np.array(card.features, dtype=object)
+    if card.kind == "classifier":
+        model.classes_ = np.array(card.classes)
+    model.clients_ = np.array(card.clients)
+    model._publish(personal)
+    return Saved(model, card.table)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise Learn2pFedError(
+            f"{path} can't be read ({error.strerror}): give the folder that learn2pfed fit wrote."
+        ) from error
+
+
+def _card(path: Path) -> Card:
+    text = _read(path)
+    try:
+        known = _Kind.model_validate_json(text)
+    except ValidationError as error:
+        raise Learn2pFedError(f"{path} is damaged, or no model of learn2pfed: fit the model again.") from error
+    if known.version > VERSION:
+        maker = known.made_by.get("learn2pfed", "unknown")
+        raise Learn2pFedError(f"{path} was written by a newer learn2pfed ({maker}): upgrade to read it.")
+    try:
+        return Card.model_validate_json(text)
+    except ValidationError as error:
+        place = ".".join(map(str, error.errors()[0]["loc"]))
+        raise Learn2pFedError(f"{path} is damaged at {place!r}: fit the model again.") from error
+
+
+class _Kind(BaseModel):
+    """What every version of the card says."""
+
+    format: Literal["learn2pfed model"]
+    version: int
+    made_by: dict[str, str]
+
+
+def _personal(card: Card, numbers: dict[str, Tensor]) -> Personal:
+    """The models, with every shape as the card says."""
+    design = Design(*(numbers[f"design.{name}"] for name in Design._fields))
+    n_classes, n_clients = len(card.classes), len(card.clients)
+    n_parameters = (1 + int(design.kept.sum())) * (n_classes if n_classes > 2 else 1)
+    shapes = {
+        "design.mean": (card.n_features,),
+        "design.spread": (card.n_features,),
+        "design.level": (),
+        "design.unit": (),
+        "v": (n_clients, n_parameters),
+        "w": (n_parameters,),
+        "lam": (n_parameters,),
+        "participation": (n_clients, n_parameters),
+    }
+    for name, shape in shapes.items():
+        tensor = numbers[name]
+        if tuple(tensor.shape) != shape or tensor.dtype != torch.float64 or not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"{name} should be {shape}, finite, of float64")
+    return Personal(
+        design=design,
+        n_classes=n_classes,
+        **{name: numbers[name] for name in ("v", "w", "lam", "participation")},
+        n_rows=card.n_rows,
+        history=tuple(card.history),
+        traffic=Traffic(**card.traffic),
+    )
