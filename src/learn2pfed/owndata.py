@@ -203,8 +203,7 @@ def _rows(
 
 def error_table(answer: Answer, most: int) -> Table:
     """By client: rows, error alone, of one model for all, personalised; and all together."""
-    metric = answer.metric
-    head = ("client", "rows", "tested", *(f"{metric} {words}" for words in ALGORITHMS.values()))
+    head = ("client", "rows", "tested", *ALGORITHMS.values())
     frame = answer.clients
     if len(frame) > most:
         frame = frame.nlargest(most, "training rows", keep="first")
@@ -220,7 +219,7 @@ def error_table(answer: Answer, most: int) -> Table:
         body.append(("all rows", *sums, *(number(total) for total in totals if total is not None)))
         means = [answer.clients[name].mean() for name in ALGORITHMS]
         body.append(("mean over clients", "", "", *(number(mean) for mean in means)))
-    return Table("Error on rows that were held out", head, tuple(body))
+    return Table(f"Held-out rows: {answer.metric}", head, tuple(body))
 
 
 def by_parameter(model: Model) -> pd.DataFrame:
@@ -234,8 +233,8 @@ def by_parameter(model: Model) -> pd.DataFrame:
             "common": common,
             "lowest": own.min(0),
             "highest": own.max(0),
-            "participation": np.median(part, 0),
-            "least": part.min(0),
+            "participation": np.median(part, 0).round(2),
+            "least": part.min(0).round(2),
         }
     )
 
@@ -249,7 +248,7 @@ def parameter_table(model: Model) -> Table:
         said = "in between" if OWN < share < SHARED else verdict[share >= SHARED]
         numbers = (number(value) for value in (row.common, row.lowest, row.highest))
         body.append((row.parameter, *numbers, f"{share:.2f}", f"{row.least:.2f}", said))
-    head = ("parameter", "in common", "lowest client", "highest client", "participation", "lowest", "it is")
+    head = ("parameter", "common", "lowest", "highest", "participation", "least", "it is")
     return Table("What is shared (participation 1: follows the others, 0: the client's own)", head, tuple(body))
 
 

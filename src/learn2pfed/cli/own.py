@@ -63,9 +63,9 @@ def _stages() -> Iterator[Stage]:
             raise typer.Exit(130) from None
 
 
-def _read(stage: Stage, path: Path) -> pd.DataFrame:
+def _read(stage: Stage, path: Path, client: str) -> pd.DataFrame:
     step = stage(f"reading {path.name}", 1)
-    frame = read_table(path)
+    frame = read_table(path, text=[client])
     step()
     return frame
 
@@ -116,7 +116,7 @@ def fit(
     check_free(folder)
     torch.set_num_threads(1)  # many small products: a second thread costs more than it gives
     with _stages() as stage:
-        answer = fit_table(_read(stage, data), question, stage)
+        answer = fit_table(_read(stage, data, client), question, stage)
         step = stage("writing", 1)
         page = write_answer(folder, answer, f"learn2pfed {shlex.join(sys.argv[1:])}")
         step()
@@ -145,7 +145,7 @@ def predict(
     model, table = _load(folder)
     path = out or Path(f"{data.name.partition('.')[0]}-predicted.csv")
     with _stages() as stage:
-        frame = _read(stage, data)
+        frame = _read(stage, data, table.client)
         step = stage("predicting", 1)
         predicted, n_strange = predict_table(frame, model, table)
         error = judge_table(frame, model, table)
@@ -192,7 +192,7 @@ def adapt(
     if out is not None:
         check_free(out)
     with _stages() as stage:
-        n_rows = adapt_table(_read(stage, data), model, table, client)
+        n_rows = adapt_table(_read(stage, data, table.client), model, table, client)
     if out is None:
         save_model(model, folder, table)
         write_participation(folder, model)

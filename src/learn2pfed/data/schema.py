@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, Self
 
@@ -136,6 +137,9 @@ class Schema(BaseModel):
             _refuse_missing({column.name: missing for column, missing in learned})
         columns = tuple(column for column, _ in learned)
         schema = cls(client=client, target=target, task=task, columns=columns, classes=classes)
+        twice = [name for name, count in Counter(schema.features).items() if count > 1]
+        if twice:
+            raise Learn2pFedError(f"two features would be called {twice[0]!r}: rename a column.")
         if task == "classification":
             _refuse_labels(schema, frame, train)
         _refuse_copies(schema, frame, np.flatnonzero(train))

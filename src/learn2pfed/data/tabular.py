@@ -66,8 +66,11 @@ INFERRED: dict[str, Kind] = {
 """What pandas infers from the cells of an object column, in our words."""
 
 
-def read_table(path: Path) -> pd.DataFrame:
-    """A CSV, TSV, TXT (also .gz and .bz2) or Parquet file as a table, or one sentence that says why not."""
+def read_table(path: Path, text: Sequence[str] = ()) -> pd.DataFrame:
+    """A CSV, TSV, TXT (also .gz and .bz2) or Parquet file as a table, or one sentence that says why not.
+
+    Columns named in `text` stay as they are written: a client called 007 is not 7.
+    """
     endings = [ending.lower() for ending in path.suffixes]
     packed = endings.pop() if endings and endings[-1] in OPENERS else ""
     ending = endings[-1] if endings else ""
@@ -79,7 +82,7 @@ def read_table(path: Path) -> pd.DataFrame:
     if path.is_dir():
         raise Learn2pFedError(f"{path} is a folder: give a file in it.")
     try:
-        frame = _read_parquet(path) if ending in PARQUET else _read_text(path, DELIMITERS[ending], packed)
+        frame = _read_parquet(path) if ending in PARQUET else _read_text(path, DELIMITERS[ending], packed, text)
     except FileNotFoundError as error:
         raise Learn2pFedError(f"there is no file {path}: check the path.") from error
     except (OSError, EOFError, zlib.error) as error:
@@ -91,18 +94,19 @@ def read_table(path: Path) -> pd.DataFrame:
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
-    """All columns as columns: an index that pandas kept is one of them."""
+    """All columns as columns: an index that pandas kept is one of them if it has a name, else row numbers."""
     try:
         with parquet.ParquetFile(path) as file:
-            names = _names(path, ["" if UNNAMED.fullmatch(name) else name for name in file.schema_arrow.names])
-            frame = file.read().to_pandas(ignore_metadata=True, split_blocks=True, self_destruct=True)
+            kept = [name for name in file.schema_arrow.names if not UNNAMED.fullmatch(name)]
+            names = _names(path, kept)
+            frame = file.read(kept).to_pandas(ignore_metadata=True, split_blocks=True, self_destruct=True)
     except pa.ArrowException as error:
         raise Learn2pFedError(f"{path.name} is no Parquet file, or a broken one: write it again.") from error
     frame.columns = names
     return frame
 
 
-def _read_text(path: Path, delimiters: str, packed: str) -> pd.DataFrame:
+def _read_text(path: Path, delimiters: str, packed: str, text: Sequence[str]) -> pd.DataFrame:
     """The delimiter and the names from the header, the rows by pandas."""
     try:
         delimiter, names = _header(path, delimiters, packed)
@@ -110,6 +114,7 @@ def _read_text(path: Path, delimiters: str, packed: str) -> pd.DataFrame:
             path,
             sep=delimiter,
             encoding="utf-8-sig",
+            dtype=dict.fromkeys(text, str),
             low_memory=False,  # one type per column, not one per chunk
             skipinitialspace=True,
             keep_default_na=False,

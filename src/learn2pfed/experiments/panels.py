@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -105,7 +104,7 @@ class PanelsExperiment(Experiment):
         predicted = personal.scores(X[test], torch.from_numpy(owner[test]))[:, 0]
         error = float(((predicted - y[test]) / prepared.design.unit).square().mean().sqrt())
         sizes = {"clients": len(prepared.data), "training rows": len(prepared.data.y), "features": len(panel.features)}
-        measured = {"RMSE": error} | ({} if task.algorithm != "Local-Only" else sizes)
+        measured = {"RMSE": error} | (sizes if task.algorithm == "Local-Only" else {})
         return Done(rows_of(task, Outcome(personal.v, personal.w, traffic=personal.traffic), seconds, measured), None)
 
     def rank(self, algorithm: str) -> float:
@@ -117,6 +116,6 @@ class PanelsExperiment(Experiment):
         return [column for column in by_setting_and_metric(rows) if column.metric == "RMSE"]
 
 
-def sizes_of(rows: Sequence[Row], panel: str) -> dict[str, Any]:
+def sizes_of(rows: Sequence[Row], panel: str) -> dict[str, int]:
     """What the rows say about a panel's size."""
     return {row.metric: int(row.value) for row in rows if row.setting == panel and row.metric != "RMSE"}

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from learn2pfed.data.polynomial import BASE, FEATURES
-from learn2pfed.report.drawing import COLOURS, Figure, Panel, Series
+from learn2pfed.experiments.base import Column
+from learn2pfed.report.drawing import COLOURS, Dumbbell, Figure, Panel, Series
+from learn2pfed.report.tables import values_of
 from learn2pfed.results.records import Detail, Details, Results
 
 
@@ -170,10 +172,29 @@ def lagrangian_figure(results: Results, details: Sequence[Detail]) -> Figure | N
     return Figure("lagrangian", "The augmented Lagrangian along cells", caption, tuple(panels)) if panels else None
 
 
+def panels_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
+    """Every method's error on every panel, to that of the better of alone and together."""
+    names = dict.fromkeys(row.algorithm for row in results.rows)
+    panels = list(dict.fromkeys(row.setting for row in results.rows))
+    means = {
+        name: [np.mean(values_of(results.rows, name, Column(panel, "RMSE")) or [np.nan]) for panel in panels]
+        for name in names
+    }
+    if not {"Local-Only", "One global model"} <= means.keys():
+        return None
+    best = np.minimum(means["Local-Only"], means["One global model"])
+    colours = dict(zip(("Local-Only", "One global model", "Learn2pFed", "REML"), (1, 6, 0, 2), strict=True))
+    marks = [(name, COLOURS[colours[name]], (np.array(means[name]) / best).tolist()) for name in names]
+    caption = "Error on held-out rows, as a multiple of the better of alone and together (1)."
+    panel = Dumbbell("", panels, marks, "RMSE / the better of alone and together")
+    return Figure("panels", "Real panels", caption, (panel,), 1)
+
+
 Maker = Callable[[Results, Sequence[Detail]], Figure | None]
 
 MAKERS: dict[str, tuple[Maker, ...]] = {
     "polynomial": (lambda_figure, fits_figure, history_figure),
     "quality": (lambda_figure,),
+    "panels": (panels_figure,),
     "layers": (depth_figure, lagrangian_figure),
 }

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from learn2pfed.experiments.base import Column
+from learn2pfed.experiments.panels import sizes_of
 from learn2pfed.experiments.registry import find
 from learn2pfed.results.records import Results, Row
 
@@ -146,4 +147,29 @@ def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
     return f"{statistics.median(a / b for a, b in zip(ours, theirs, strict=True)):.3f}"
 
 
-EXTRA = {"quality": quality_table}
+def panels_table(results: Results) -> Table:
+    """By panel: its size, the mean error of each method, and ours to the better of alone and together and to REML."""
+    rows, ours = results.rows, "Learn2pFed"
+    names = ("Local-Only", "One global model", ours, "REML")
+    body, ratios = [], []
+    for panel in dict.fromkeys(row.setting for row in rows):
+        errors = [values_of(rows, name, Column(panel, "RMSE")) for name in names]
+        if len({len(entry) for entry in errors}) > 1 or not errors[0]:
+            continue  # not all of them have run, or not on every split
+        local, together, personal, limit = (statistics.fmean(entry) for entry in errors)
+        ratios.append((personal / min(local, together), personal / limit))
+        sizes = sizes_of(rows, panel)
+        counts = [str(sizes[what]) for what in ("clients", "training rows", "features")]
+        body.append((panel, *counts, *map(number, (local, together, personal, limit)), *map(_ratio, ratios[-1])))
+    if ratios:
+        means = (statistics.geometric_mean(column) for column in zip(*ratios, strict=True))
+        body.append(("geometric mean", *[""] * 7, *map(_ratio, means)))
+    head = ("panel", "clients", "rows", "features", *names, "ours / better of alone, together", "ours / REML")
+    return Table("RMSE on held-out rows, mean over splits", head, tuple(body))
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.3f}"
+
+
+EXTRA = {"quality": quality_table, "panels": panels_table}
