@@ -53,7 +53,7 @@ FIT = ["fit", "visits.csv", "--client", "hospital", "--target", "days", "--featu
 def test_fit_prints_compares_explains_and_writes(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(monkeypatch, *FIT, "--out", "runs/mine", "--set", "n_epochs=150") == 0
+    assert call(monkeypatch, *FIT, "--out", "runs/mine", "--set", "n_epochs=150", "--test", "0.5") == 0
     said = capsys.readouterr().out
     for words in (
         "H0",
@@ -89,9 +89,9 @@ def test_fit_prints_compares_explains_and_writes(
     assert list(part.columns) == ["client", "dose", "ward=north", "ward=south", "intercept"] or "ward=east" in part
     assert len(part) == 8
     by_client = pd.read_csv(folder / "clients.csv")
-    assert (by_client["training rows"] == 16).all()
-    assert (by_client["test rows"] == 4).all()
-    total = np.sqrt((by_client["learn2pfed"] ** 2).mean())  # all have four test rows
+    assert (by_client["training rows"] == 10).all()
+    assert (by_client["test rows"] == 10).all()
+    total = np.sqrt((by_client["learn2pfed"] ** 2).mean())  # all have ten test rows
     assert total == pytest.approx(rmse["learn2pfed"])
     assert tomllib.loads((folder / "config.toml").read_text())["features"] == ["dose", "ward"]
     page = (folder / "report.html").read_text()
