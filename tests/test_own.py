@@ -266,8 +266,24 @@ def test_ctrl_c_writes_nothing(here: Path) -> None:
     assert [path.name for path in here.iterdir()] == ["visits.csv"]
 
 
-@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
-def test_the_examples_run_and_personal_beats_one_for_all(script: Path) -> None:
+def test_the_lines_of_the_readme_work(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    subprocess.run([sys.executable, str(ROOT / "examples" / "make_visits.py")], check=True, timeout=60)
+    text = (ROOT / "README.md").read_text().partition("## Your own data")[2].partition("No table at hand?")[0]
+    lines = [line.partition("#")[0].split() for line in text.splitlines() if line.startswith("    learn2pfed ")]
+    assert [line[1] for line in lines] == ["fit", "explain", "predict", "adapt"]
+    for line in lines:
+        assert call(monkeypatch, *line[1:]) == 0
+    said = capsys.readouterr().out
+    assert "36 rows predicted: new-predicted.csv" in said
+    assert "north has a model from 2 rows" in said
+    assert "Each client's own: intercept" in said
+
+
+@pytest.mark.parametrize("name", ["panel_of_firms", "classification", "newcomer"])
+def test_the_examples_run_and_personal_beats_one_for_all(name: str) -> None:
+    script = ROOT / "examples" / f"{name}.py"
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     together, personal = (float(line.rpartition(" ")[2]) for line in done.stdout.splitlines()[:2])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from learn2pfed.algorithms.base import Outcome
@@ -50,13 +52,18 @@ def test_a_folder_imports_only_from_the_ones_before_it() -> None:
         assert not later, f"{path.name} imports {later}"
 
 
-def test_the_example_in_the_readme_runs_and_finds_what_is_shared() -> None:
-    code = (ROOT / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
-    names: dict[str, object] = {}
-    exec(code, names)
-    outcome = names["outcome"]
-    assert isinstance(outcome, Outcome)
-    assert int(outcome.insight["lam"][0].argmin()) == 0  # the level is each client's own
+def test_the_examples_in_the_readme_run_and_find_what_is_shared() -> None:
+    table, conversation = (
+        part.partition("```")[0] for part in (ROOT / "README.md").read_text().split("```python\n")[1:]
+    )
+    names: dict[str, Any] = {}
+    exec(table, names)
+    dose, age, level = np.median(names["model"].participation_, axis=0)
+    assert level < 0.2 < 0.7 < min(dose, age)  # the level is each firm's own
+    assert names["model"].clients_[-1] == "newcomer"
+    exec(conversation, names)
+    assert isinstance(names["outcome"], Outcome)
+    assert int(names["outcome"].insight["lam"][0].argmin()) == 0  # the level is each client's own
 
 
 def test_nothing_is_unpickled() -> None:

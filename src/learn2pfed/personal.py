@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -170,6 +171,18 @@ class Prepared:
         return Personal(self.design, self.n_classes, v[back], w, lam.log().mean(0).exp(), part[back], len(self.data.y))
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Many small products: a second thread costs more than it gives."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@one_thread()
 def fit(prepared: Prepared, changes: Mapping[str, Any], progress: Progress | None = None) -> Personal:
     """Learn2pFed; `changes` are settings by name. One client alone gets the usual model."""
     data, family = prepared.data, prepared.family

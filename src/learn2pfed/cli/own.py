@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pandas as pd
-import torch
 import typer
 from rich.markup import escape
 
@@ -114,7 +113,6 @@ def fit(
     )
     folder = folder_for("fit", out)
     check_free(folder)
-    torch.set_num_threads(1)  # many small products: a second thread costs more than it gives
     with _stages() as stage:
         answer = fit_table(_read(stage, data, client), question, stage)
         step = stage("writing", 1)

@@ -165,7 +165,7 @@ def panels_table(results: Results) -> Table:
         means = (statistics.geometric_mean(column) for column in zip(*ratios, strict=True))
         body.append(("geometric mean", *[""] * 7, *map(_ratio, means)))
     head = ("panel", "clients", "rows", "features", *names, "ours / better of alone, together", "ours / REML")
-    return Table("RMSE on held-out rows, mean over splits", head, tuple(body))
+    return Table("Held-out rows, mean over splits: RMSE by panel", head, tuple(body))
 
 
 def _ratio(value: float) -> str:
