@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 
@@ -254,15 +251,13 @@ def test_a_folder_of_fit_is_no_experiment(
     assert "give the folder that learn2pfed fit wrote" in capsys.readouterr().err
 
 
-def test_ctrl_c_writes_nothing(here: Path) -> None:
-    command = [sys.executable, "-c", "from learn2pfed.cli import main; main()", *FIT, "--out", "mine"]
-    command += ["--set", "n_epochs=100000"]
-    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
-    time.sleep(8)
-    run.send_signal(signal.SIGINT)
-    said, complaint = run.communicate(timeout=60)
-    assert run.returncode == 130, complaint
-    assert "Nothing was written" in said
+def test_ctrl_c_writes_nothing(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("learn2pfed.owndata.write_page", interrupt)  # at the last moment
+    assert call(monkeypatch, *FIT, "--out", "mine") == 130
+    assert "Nothing was written" in capsys.readouterr().out
     assert [path.name for path in here.iterdir()] == ["visits.csv"]
 
 
