@@ -111,6 +111,15 @@ def test_newton_finds_what_scipy_finds(n_classes: int) -> None:
         np.testing.assert_allclose(found[0, i], best.x, atol=2e-5)
 
 
+def test_few_hessians_at_a_time_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = loss_of(3)
+    lam, w = torch.full((9,), 0.3, dtype=torch.float64), torch.zeros(1, 9, dtype=torch.float64)
+    whole = loss.follow(lam, w)
+    monkeypatch.setattr("learn2pfed.unrolled.softmax.HESSIANS", 100)
+    assert [len(clients) for clients, _ in loss.parts()] == [1] * len(SIZES)
+    torch.testing.assert_close(loss.follow(lam, w), whole)
+
+
 def test_newton_survives_separable_and_huge_features() -> None:
     loss = loss_of(2).scaled(torch.tensor([1.0, 1e-3, 1.0], dtype=torch.float64))
     v = loss.follow(torch.full((3,), 1e-6, dtype=torch.float64), torch.zeros(1, 3, dtype=torch.float64))

@@ -98,8 +98,12 @@ def family_of(n_classes: int, n_kept: int, n_rows: int) -> Family[ClientLoss]:
 def participation(loss: ClientLoss, v: Tensor, lam: Tensor) -> Tensor:
     """diag (H_i + Λ_i)⁻¹ Λ_i at each client's model, (M, P); `loss` has one split. With squared loss H_i = X_iᵀX_i."""
     lam = lam.expand(loss.shape[1:])
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(loss.hessian(v)[0] + torch.diag_embed(lam)))
-    return (inverse.diagonal(dim1=-2, dim2=-1) * lam).clamp(0.0, 1.0)
+    share = torch.empty_like(lam)
+    for clients, part in loss.parts():
+        regularised = part.hessian(v[:, clients])[0] + torch.diag_embed(lam[clients])
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(regularised))
+        share[clients] = inverse.diagonal(dim1=-2, dim2=-1) * lam[clients]
+    return share.clamp(0.0, 1.0)
 
 
 def settings_for(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, Self, TypeVar
@@ -42,6 +42,9 @@ class ClientLoss(Protocol):
 
     def hessian(self, v: Tensor) -> Tensor:
         """∂²F_i/∂v_i², (S, M, P, P) for P parameters."""
+
+    def parts(self) -> Iterator[tuple[Tensor, Self]]:
+        """Some clients and their loss, then others, so few at a time that their Hessians fit in memory."""
 
     def v_step(self, v: Tensor, target: Tensor, rho: Tensor) -> Tensor:
         """Minimise (or lower) F_i(v) + ½ρ_i‖target_i - v‖², starting from v."""
@@ -164,6 +167,10 @@ class SquaredLoss:
     def hessian(self, v: Tensor) -> Tensor:
         """A, wherever v is."""
         return self.A
+
+    def parts(self) -> Iterator[tuple[Tensor, SquaredLoss]]:
+        """All at once: the Hessians are there already."""
+        yield torch.arange(self.shape[1]), self
 
     def follow(self, lam: Tensor, w: Tensor) -> Tensor:
         """(A_i + Λ_i)⁻¹ (b_i + Λ_i w)."""

@@ -18,6 +18,10 @@ NEWTON_STEPS = 100
 """More than any problem with a regulariser has been seen to need; most take ten."""
 
 
+HESSIANS = 2**25
+"""Numbers in the Hessians of clients that are solved at once."""
+
+
 class Rows(NamedTuple):
     """The rows of a block of m clients, padded to n."""
 
@@ -161,10 +165,24 @@ class SoftmaxLoss:
 
         return v_gradient_step(v, target, rho, self.gradient, rate)
 
+    def parts(self) -> Iterator[tuple[Tensor, SoftmaxLoss]]:
+        """A few clients at a time."""
+        most = max(1, HESSIANS // self.shape[-1] ** 2)
+        for block in self.rows:
+            for start in range(0, len(block.clients), most):
+                clients, *rest = (part[start : start + most] for part in block)
+                yield clients, SoftmaxLoss((Rows(torch.arange(len(clients)), *rest),), self.ridge, self.n[:, clients])
+
     def follow(self, lam: Tensor, w: Tensor) -> Tensor:
         """argmin F_i(v) + ½ (v - w)ᵀ Λ_i (v - w) by Newton's method, each client's step halved until it lowers."""
-        w = w.unsqueeze(-2)
-        lam = lam.expand(self.shape)
+        lam = lam.expand(self.shape[1:])
+        v = torch.empty(self.shape, dtype=torch.float64)
+        for clients, part in self.parts():
+            v[:, clients] = part._newton(lam[clients], w.unsqueeze(-2))
+        return v
+
+    def _newton(self, lam: Tensor, w: Tensor) -> Tensor:
+        """The same for all clients at once."""
 
         def value(at: Tensor) -> Tensor:
             return self.value(at) + 0.5 * (lam * (at - w).square()).sum(-1)
