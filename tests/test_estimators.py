@@ -22,8 +22,10 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from learn2pfed import Learn2pFedClassifier, Learn2pFedRegressor
+from learn2pfed.algorithms.learn2pfed import Learn2pFed
+from learn2pfed.engines.simulation import run_simulation
 from learn2pfed.errors import Learn2pFedError
-from learn2pfed.personal import Prepared, alone, together
+from learn2pfed.personal import Prepared, alone, fit, settings_for, together
 
 Array = NDArray[Any]
 
@@ -73,9 +75,9 @@ def test_the_attributes_say_what_predict_does_and_what_is_shared() -> None:
         model.predict(pd.DataFrame(X, columns=["dose", "age"]), clients=clients),
         (X * model.coef_[at]).sum(1) + model.intercept_[at],
     )
-    np.testing.assert_allclose(
-        model.predict(pd.DataFrame(X, columns=["dose", "age"])), X @ model.global_coef_ + model.global_intercept_
-    )
+    with pytest.warns(UserWarning, match="clients is missing, so the global model answers"):
+        together = model.predict(pd.DataFrame(X, columns=["dose", "age"]))
+    np.testing.assert_allclose(together, X @ model.global_coef_ + model.global_intercept_)
     assert (model.participation_[:, :2] > 0.8).all()  # the slopes are shared
     assert (model.participation_[:, 2] < 0.2).all()  # the level is each client's own
     alone = np.array([LinearRegression().fit(X[at == i], y[at == i]).coef_ for i in range(12)])
@@ -91,6 +93,34 @@ def test_participation_is_the_diagonal_of_the_shrinkage_matrix() -> None:
         A = Z[clients == name].T @ Z[clients == name]
         diagonal = np.diag(np.linalg.solve(A + lam, lam))
         np.testing.assert_allclose(model.participation_[i], [*diagonal[1:], diagonal[0]], rtol=1e-9)
+
+
+@pytest.mark.parametrize("sharing", ["mixed", "per-client"])
+def test_where_clients_have_their_own_lambda_it_counts_and_a_newcomer_has_the_typical_one(sharing: str) -> None:
+    X, y, clients, _ = panel([6, 9, 30, 7])
+    prepared = Prepared.of(torch.tensor(X), torch.tensor(y), np.unique(clients, return_inverse=True)[1], names="ab")
+    fitted = fit(prepared, {"sharing": sharing, "n_epochs": 40, "n_repeats": 2})
+    outcome = run_simulation(
+        Learn2pFed(settings_for({"sharing": sharing, "n_epochs": 40, "n_repeats": 2}, 4, len(y), 3, 0)), prepared.data
+    )
+    lam = outcome.insight["lam"].numpy()
+    assert np.ptp(np.log(lam), axis=0).min() > 0.01
+    np.testing.assert_allclose(fitted.lam, np.exp(np.log(lam).mean(0)))
+    for place, client in enumerate(prepared.order):
+        rows = prepared.data.clients[place].X.numpy()
+        diagonal = np.diag(np.linalg.solve(rows.T @ rows + np.diag(lam[place]), np.diag(lam[place])))
+        np.testing.assert_allclose(fitted.participation[client], diagonal, rtol=1e-9)
+
+
+def test_the_settings_follow_the_size_of_the_data() -> None:
+    small, many, wide = (settings_for({}, *size, 0) for size in ((10, 1000, 4), (5000, 1e5, 4), (1000, 1e5, 21)))
+    assert (small.n_repeats, small.objective, small.refit) == (10, "predictive", "exact")
+    assert (many.n_learners, many.n_repeats) == (1000, 1)
+    assert (wide.n_learners, wide.n_repeats) == (431, 1)
+    assert settings_for({}, 100, 5000, 201, 0).objective == "profiled"  # factorisations would take minutes
+    classes = settings_for({"n_repeats": 3}, 10, 1000, 6, 3)
+    assert (classes.n_repeats, classes.objective, classes.refit) == (3, "profiled", "cells")
+    assert settings_for({"supervision": "train"}, 10, 1000, 4, 0).objective == "profiled"
 
 
 def test_one_client_is_the_usual_model() -> None:
@@ -178,6 +208,18 @@ def test_a_newcomer_joins_from_one_row_and_nobody_else_moves() -> None:
         model.adapt(new_X, new_y, client="newcomer")
 
 
+@pytest.mark.parametrize("name", [3.0, np.int64(3), 3])
+def test_a_newcomer_called_by_a_number_is_found_by_it(name: float) -> None:
+    X, y, _, _ = panel([10, 10])
+    model = Learn2pFedRegressor(**SMALL).fit(X, y, clients=np.repeat([1.0, 2.0], 10))
+    model.adapt(X[:3], [90.0, 90.0, 90.0], client=name)
+    assert model.clients_.tolist() == [1, 2, 3]
+    assert model.predict(X[:1], clients=[3.0])[0] > 10
+    assert model.predict(X[:1], clients=pd.Series([3], dtype="Int64"))[0] > 10
+    with pytest.raises(Learn2pFedError, match="'1' has a model already"):
+        model.adapt(X[:3], [90.0, 90.0, 90.0], client=1.0)
+
+
 def test_a_newcomer_with_the_rows_of_a_client_gets_its_model() -> None:
     X, y, clients, _ = panel([20] * 8)
     model = Learn2pFedRegressor(n_epochs=100).fit(X, y, clients=clients)
@@ -219,6 +261,20 @@ def test_order_and_names_never_change_a_chance(seed: int, data: st.DataObject) -
     before = Learn2pFedClassifier(**SMALL).fit(X, y, clients=clients).predict_proba(X, clients=clients)
     after = Learn2pFedClassifier(**SMALL).fit(X[rows], y[rows], clients=renamed[rows]).predict_proba(X, clients=renamed)
     np.testing.assert_allclose(after, before, atol=1e-7)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10_000), data=st.data())
+def test_nor_where_clients_look_alike(seed: int, data: st.DataObject) -> None:
+    """The same x for all, few distinct y: sizes and sums tie, and rows repeat."""
+    rng = np.random.default_rng(seed)
+    clients = np.repeat(np.arange(6), 4)
+    X = np.tile([0.0, 0.0, 1.0, 1.0], 6)[:, None]
+    y = np.concatenate([rng.permutation([1.0, 2.0, 2.0, 4.0]) for _ in range(6)])
+    rows, names = (np.array(data.draw(st.permutations(range(n)))) for n in (len(y), 6))
+    before = Learn2pFedRegressor(**SMALL).fit(X, y, clients=clients).predict(X, clients=clients)
+    after = Learn2pFedRegressor(**SMALL).fit(X[rows], y[rows], clients=names[clients][rows])
+    np.testing.assert_allclose(after.predict(X, clients=names[clients]), before, rtol=1e-7, atol=1e-9)
 
 
 @settings(max_examples=20, deadline=None)
@@ -264,7 +320,8 @@ def test_in_a_pipeline_and_a_grid_search_with_routing() -> None:
 def test_strangers_get_the_global_model_or_an_error() -> None:
     X, y, clients, _ = panel([10] * 4)
     model = Learn2pFedRegressor(**SMALL).fit(X, y, clients=clients)
-    np.testing.assert_allclose(model.predict(X[:2], clients=["c000", "nobody"])[1], model.predict(X[1:2])[0])
+    by_all = X[1] @ model.global_coef_ + model.global_intercept_
+    np.testing.assert_allclose(model.predict(X[:2], clients=["c000", "nobody"])[1], by_all)
     strict = Learn2pFedRegressor(**SMALL, unknown="error").fit(X, y, clients=clients)
     with pytest.raises(Learn2pFedError, match="'nobody' was not there"):
         strict.predict(X[:2], clients=["c000", "nobody"])

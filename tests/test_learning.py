@@ -129,6 +129,14 @@ def test_divergence_is_named_at_its_epoch() -> None:
         run_simulation(Learn2pFed(chosen), random_data())
 
 
+def test_alone_is_least_squares_whatever_the_sizes() -> None:
+    data = random_data(sizes=[3, 4, 5, 2])
+    models = local_only(data).models
+    for i, client in enumerate(data.clients):
+        expected = np.linalg.lstsq(client.X.numpy(), client.y.numpy(), rcond=None)[0]
+        np.testing.assert_allclose(models[i], expected, atol=1e-9)
+
+
 def intercepts(seed: int = 0) -> FederatedData:
     """Nothing but a mean for each of thirty clients of five rows."""
     rng = np.random.default_rng(seed)

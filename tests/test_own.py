@@ -111,6 +111,17 @@ def test_the_saved_model_is_the_one_that_was_judged_and_predicts_as_it_did(
     out = pd.read_csv("latest-predicted.csv")
     assert np.sqrt(((out["predicted days"] - out["days"]) ** 2).mean()) == pytest.approx(judged)
     assert (out["model"] == "personal").all()
+    gaps = latest.assign(days=latest["days"].where(latest["hospital"] != "H0"))
+    gaps.to_csv("gaps.csv", index=False)
+    assert call(monkeypatch, "predict", "mine", "gaps.csv") == 0  # some targets are missing: the others judge
+    known = out[out["hospital"] != "H0"]
+    error = np.sqrt(((known["predicted days"] - known["days"]) ** 2).mean())
+    assert f"RMSE on them: {error:.3g}" in capsys.readouterr().out
+    gaps.assign(days=np.nan).to_csv("gaps.csv", index=False)
+    assert call(monkeypatch, "predict", "mine", "gaps.csv") == 0
+    assert "RMSE" not in capsys.readouterr().out
+    assert call(monkeypatch, "predict", "mine", "gaps.csv", "--out", "p.parquet") == 2
+    assert "let --out end in .csv" in capsys.readouterr().err
     stranger = latest.drop(columns=["days", "day", "better"]).assign(hospital="H99")
     stranger.to_parquet("stranger.parquet")
     assert call(monkeypatch, "predict", "mine", "stranger.parquet", "--out", "out/s.csv") == 0
@@ -170,6 +181,20 @@ def test_classes_other_formats_and_no_test_rows(
     assert load_model("c").model.coef_.shape == (8, 3, 3)
 
 
+def test_an_empty_folder_and_a_link_to_one_are_filled(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("empty", "other"):
+        (here / name).mkdir()
+    (here / "link").symlink_to(here / "other")
+    for out in ("empty/", "link"):
+        assert call(monkeypatch, *FIT, "--out", out, "--test", "0") == 0
+    for name in ("empty", "other"):
+        assert load_model(here / name).model.clients_.tolist() == [f"H{i}" for i in range(8)]
+        assert not list((here / name).glob(".*"))
+    assert (here / "link").is_symlink()
+    assert call(monkeypatch, *FIT, "--out", "seed1", "--test", "0", "--seed", "1") == 0
+    assert (load_model("seed1").model.coef_ != load_model("empty").model.coef_).any()
+
+
 def test_missing_values_are_filled_when_asked(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,6 +222,13 @@ BAD: dict[str, tuple[dict[str, object], list[str], str]] = {
     ),
     "test and test column": ({}, ["--test", "0.1", "--test-column", "day"], "give one of them"),
     "test of one": ({}, ["--test", "1"], "test"),
+    "a setting of the wrong kind": ({}, ["--set", "n_epochs=abc"], "n_epochs: input should be a valid integer"),
+    "density of classes": (
+        {"better": visits()["better"]},
+        ["--target", "better", "--task", "classification", "--set", "objective=predictive"],
+        "needs squared loss",
+    ),
+    "below a file": ({}, ["--out", "visits.csv/x"], "visits.csv"),
     "no such setting": ({}, ["--set", "n_cell=3"], "n_cell"),
     "folder taken": ({}, ["--out", "full"], "already holds something"),
 }

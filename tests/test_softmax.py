@@ -115,7 +115,7 @@ def test_few_hessians_at_a_time_change_nothing(monkeypatch: pytest.MonkeyPatch) 
     loss = loss_of(3)
     lam, w = torch.full((9,), 0.3, dtype=torch.float64), torch.zeros(1, 9, dtype=torch.float64)
     whole = loss.follow(lam, w)
-    monkeypatch.setattr("learn2pfed.unrolled.softmax.HESSIANS", 100)
+    monkeypatch.setattr("learn2pfed.unrolled.losses.HESSIANS", 100)
     assert [len(clients) for clients, _ in loss.parts()] == [1] * len(SIZES)
     torch.testing.assert_close(loss.follow(lam, w), whole)
 

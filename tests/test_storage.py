@@ -58,7 +58,7 @@ def test_a_classifier_keeps_its_classes_and_its_clients_types(labels: list[objec
     assert again.clients_.tolist() == [1, 3]
     assert again.classes_.dtype.kind == model.classes_.dtype.kind
     assert (again.predict(X, clients=[3] * 40) == model.predict(X, clients=[3] * 40)).all()
-    assert (again.predict_proba(X) == model.predict_proba(X)).all()
+    assert (again.predict_proba(X, clients=[1] * 40) == model.predict_proba(X, clients=[1] * 40)).all()
 
 
 def change(name: str, value: object) -> Callable[[Path], None]:
@@ -95,6 +95,12 @@ def cut(name: str) -> Callable[[Path], None]:
         (change("version", 2), "written by a newer learn2pfed"),
         (change("clients", ["a"]), "does not fit model.json"),
         (change("kind", "oracle"), "is damaged at 'kind'"),
+        (change("kind", "classifier"), "is damaged at 'classes'"),
+        (change("clients", ["p"] * 4), "is damaged at 'clients'"),
+        (change("features", ["dose"]), "is damaged at 'features'"),
+        (change("n_rows", 0), "is damaged at 'n_rows'"),
+        (change("traffic", {"bytes": 1}), "is damaged at 'traffic"),
+        (change("parameters", {"magic": 1}), "does not fit model.json"),
         (swap_numbers, "w should be"),
     ],
 )
@@ -105,6 +111,13 @@ def test_what_is_damaged_foreign_or_newer_is_refused(
     harm(tmp_path)
     with pytest.raises(Learn2pFedError, match=sentence):
         load_model(tmp_path)
+
+
+def test_parameters_of_numpy_are_kept(fitted: Learn2pFedRegressor, tmp_path: Path) -> None:
+    fitted.set_params(n_epochs=np.int64(20), random_state=np.int64(3), settings={"lam_spread": np.float64(4)})
+    save_model(fitted, tmp_path)
+    again, _ = load_model(tmp_path)
+    assert again.get_params() == fitted.get_params()
 
 
 def test_a_model_that_was_never_fitted_is_not_saved(tmp_path: Path) -> None:

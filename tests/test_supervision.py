@@ -88,6 +88,11 @@ def test_the_units_are_those_of_a_typical_client() -> None:
     assert torch.equal(units(Settings(scaling=False), gram, 4).scale, torch.ones(2, dtype=torch.float64))
 
 
+def test_a_likelihood_is_averaged_over_repeats_and_not_profiled() -> None:
+    total = outer_objective(Settings(), torch.tensor([30.0]), Size(100.0, 10.0, 5.0), is_likelihood=True)
+    assert float(total) == pytest.approx(3.0)
+
+
 def test_a_perfect_fit_leaves_the_objective_finite() -> None:
     flat = outer_objective(Settings(), torch.zeros(1, dtype=torch.float64), Size(10.0, 10.0, 5.0))
     assert torch.isfinite(flat)

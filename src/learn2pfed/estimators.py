@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
 from numbers import Integral
@@ -74,12 +75,13 @@ class _Personalised(BaseEstimator):
     def adapt(self, X: ArrayLike, y: ArrayLike, client: Any) -> Self:
         """Give a newcomer a model from the shared one and the learned Λ, from one row on; the others keep theirs."""
         check_is_fitted(self)
-        if str(client) in self._place:
-            raise Learn2pFedError(f"client {str(client)!r} has a model already: choose another name, or fit again.")
+        name = _names([client], 1)[0]
+        if str(name) in self._place:
+            raise Learn2pFedError(f"client {str(name)!r} has a model already: choose another name, or fit again.")
         table, answers = self._checked(X, y, reset=False)
         joined = self._personal.join(torch.tensor(table), self._target(answers))
-        keeps_type = isinstance(client, Integral) and np.issubdtype(self.clients_.dtype, np.integer)
-        names = [*self.clients_.tolist(), client]
+        keeps_type = isinstance(name, np.integer) and np.issubdtype(self.clients_.dtype, np.integer)
+        names = [*self.clients_.tolist(), name]
         self.clients_ = np.array(names if keeps_type else list(map(str, names)))
         self._publish(joined)
         return self
@@ -93,8 +95,8 @@ class _Personalised(BaseEstimator):
     def _which(self, clients: ArrayLike | None, n_rows: int) -> NDArray[np.int64]:
         """The place of each row's client; -1 stands for the global model."""
         if clients is None:
-            if self.unknown == "error" and len(self.clients_) > 1:
-                raise Learn2pFedError("clients is missing: say whose row each is, or set unknown='global'.")
+            if len(self.clients_) > 1:
+                self._miss_clients()
             return np.full(n_rows, -1 if len(self.clients_) > 1 else 0)
         codes, found = pd.factorize(_names(clients, n_rows))
         places = np.array([self._place.get(str(name), -1) for name in found], dtype=np.int64)
@@ -106,6 +108,12 @@ class _Personalised(BaseEstimator):
             )
         which: NDArray[np.int64] = places[codes]
         return which
+
+    def _miss_clients(self) -> None:
+        """scikit-learn's own scorers and cross_val_predict pass no clients on: never judge the global model unseen."""
+        if self.unknown == "error":
+            raise Learn2pFedError("clients is missing: say whose row each is, or set unknown='global'.")
+        warnings.warn("clients is missing, so the global model answers for every row.", UserWarning, stacklevel=4)
 
     def _publish(self, personal: Personal) -> None:
         """The models as attributes, in the units that X and y were given in."""
@@ -280,6 +288,8 @@ def _names(clients: Any, n_rows: int) -> NDArray[Any]:
     missing = pd.isna(given)
     if missing.any():
         raise Learn2pFedError(f"clients has {int(missing.sum())} missing name(s): name them or drop those rows.")
-    if np.issubdtype(given.dtype, np.floating) and (given == np.floor(given)).all():
+    if given.dtype == object:
+        given = np.array(given.tolist())
+    if np.issubdtype(given.dtype, np.floating) and (np.abs(given) < 2**53).all() and (given == np.floor(given)).all():
         given = given.astype(np.int64)
     return given if np.issubdtype(given.dtype, np.integer) else given.astype(str)

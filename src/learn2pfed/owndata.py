@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -104,7 +104,8 @@ def fit_table(frame: pd.DataFrame, question: Question, stage: Stage) -> Answer:
     n_classes = len(table.classes)
     kind = Learn2pFedClassifier if n_classes else Learn2pFedRegressor
     model: Model = kind(random_state=asked.seed, settings=asked.settings)
-    step = stage("learning what is shared", int((asked.settings or {}).get("n_epochs", model.n_epochs)))
+    n_epochs = (asked.settings or {}).get("n_epochs", model.n_epochs)
+    step = stage("learning what is shared", n_epochs if isinstance(n_epochs, int) else 1)
     named = pd.DataFrame(X[~test], columns=list(table.features))
     started = time.process_time()
     model.fit_with_progress(named, y[~test] if not n_classes else np.array(table.classes)[y[~test]], names[~test], step)
@@ -294,7 +295,7 @@ def gain_words(answer: Answer) -> list[str]:
     """How the personalised models compare, in one sentence each."""
     ours = answer.total("learn2pfed")
     if ours is None:
-        return ["No rows were held out, so nothing was judged: add --test 0.2 to see the error."]
+        return ["No rows were held out, so nothing was judged: give clients more rows, or hold out a larger --test."]
     said = []
     for name, words in (("local", "each client alone"), ("global", "one model for all")):
         other = answer.total(name)
@@ -417,17 +418,22 @@ def write_participation(folder: Path, model: Model) -> None:
 def new_folder(folder: Path) -> Any:
     """A place beside `folder` that becomes it at the end, and is gone if anything goes wrong."""
     check_free(folder)
+    folder = folder.resolve()
+    given = folder.exists()  # an empty folder, perhaps another disk: it is filled in place
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+        place = Path(tempfile.mkdtemp(dir=folder if given else folder.parent, prefix=f".{folder.name}."))
     except OSError as error:
         raise Learn2pFedError(f"{folder} can't be made ({error.strerror}): choose another with --out.") from error
     try:
         yield place
-        place.chmod(0o755)
-        with suppress(OSError):
-            folder.rmdir()  # empty: given to us
-        os.replace(place, folder)
+        if given:
+            for entry in place.iterdir():
+                os.replace(entry, folder / entry.name)
+            place.rmdir()
+        else:
+            place.chmod(0o755)
+            os.replace(place, folder)
     except BaseException:
         shutil.rmtree(place, ignore_errors=True)
         raise
@@ -441,6 +447,9 @@ def check_free(folder: Path) -> None:
         raise Learn2pFedError(f"{folder} can't be used ({error.strerror}): choose another with --out.") from error
     if taken:
         raise Learn2pFedError(f"{folder} already holds something: choose another folder with --out.")
+    above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise Learn2pFedError(f"{folder} can't be made in {above}: choose another folder with --out.")
 
 
 # ---------------------------------------------------------------- afterwards
@@ -468,11 +477,18 @@ def free_name(frame: pd.DataFrame, name: str) -> str:
 
 
 def judge_table(frame: pd.DataFrame, model: Model, table: Schema) -> float | None:
-    """RMSE or error rate where the table has the target; None where it has not."""
+    """RMSE or error rate where the table has the target, on the rows that have it; None where none can be judged."""
     if table.target not in frame.columns:
         return None
+    frame = frame[frame[table.target].notna()]
+    try:
+        right = table.answers(frame)
+    except Learn2pFedError:  # labels never seen, or no numbers
+        return None
+    if len(frame) == 0:
+        return None
     which = model._which(table.clients(frame), len(frame))
-    errors = _errors(model._personal, table.encode(frame), table.answers(frame), which)
+    errors = _errors(model._personal, table.encode(frame), right, which)
     return float(errors[0].mean() if table.classes else np.sqrt((errors[0] ** 2).mean()))
 
 

@@ -114,13 +114,15 @@ def settings_for(
     A few hundred clients tell a common Λ as well as thousands do, and the more there are, the fewer repeats of the
     folds it takes. An epoch costs M P³ operations with squared loss and N P with classes, a split.
     """
-    n_learners = int(max(200, min(1000, 4e6 / n_parameters**3)))
+    n_learners = int(max(100, min(1000, 4e6 / n_parameters**3)))
     n_judges = min(n_clients, n_learners)
     cost = n_rows * n_judges / n_clients * n_parameters / 1e5 if n_classes else n_judges * n_parameters**3 / 4e6
     n_repeats = int(min(10, max(1, min(1000 / n_judges, 1 / cost))))
     given: dict[str, Any] = {"n_learners": n_learners, "n_repeats": n_repeats}
     if n_classes == 0:
-        given |= {"refit": "exact", "objective": "profiled" if changes.get("supervision") == "train" else "predictive"}
+        affordable = n_judges * n_parameters**3 <= 2e8  # a density takes factorisations in every epoch
+        held_out = changes.get("supervision") != "train"
+        given |= {"refit": "exact", "objective": "predictive" if held_out and affordable else "profiled"}
     given |= changes
     if n_clients == 1:
         given["n_epochs"] = 0
@@ -128,6 +130,23 @@ def settings_for(
         return Settings.model_validate(given)
     except ValidationError as error:
         raise Learn2pFedError(sentence(error)) from error
+
+
+def _fingerprints(X: NDArray[Any], y: NDArray[Any], owner: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """A number for each client that depends on the set of its rows alone, and not on units.
+
+    Distinct rows are numbered in the order of (y, x), each number is scrambled (splitmix64), a client's are added up.
+    """
+    order = np.lexsort((*X.T[::-1], y))
+    new = np.zeros(len(y), dtype=bool)
+    for column in (y, *X.T):
+        new[1:] |= np.diff(column[order]) != 0
+    scrambled = np.cumsum(new).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    scrambled = (scrambled ^ (scrambled >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    scrambled = (scrambled ^ (scrambled >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    found = np.zeros(int(owner.max()) + 1, dtype=np.uint64)
+    np.add.at(found, owner[order], scrambled ^ (scrambled >> np.uint64(31)))
+    return found
 
 
 @dataclass(frozen=True)
@@ -145,15 +164,13 @@ class Prepared:
     ) -> Prepared:
         """Rows (N, k) of clients `owner`, numbered from 0; with classes, y has their numbers; `names` are of columns.
 
-        Folds are drawn by a client's place. An order by size and sums of standardised values, whatever the clients are
-        called and however the rows came, makes the result depend on the data alone.
+        Folds are drawn by a client's place. An order by content, whatever the clients are called and however the rows
+        came, makes the result depend on the data alone.
         """
         design = Design.learn(X, y, names)
         Z, target = design.features(X), y if n_classes else design.target(y)
         sizes = np.bincount(owner)
-        values = (target.numpy(), target.numpy() ** 2, *Z.T.numpy())
-        sums = [np.round(np.bincount(owner, column), 8) for column in values]
-        order = np.lexsort((*sums[::-1], sizes))
+        order = np.lexsort((_fingerprints(X.numpy(), y.numpy(), owner), sizes))
         rows = torch.from_numpy(np.argsort(np.argsort(order)[owner], kind="stable"))
         places, features = tuple(map(str, range(len(sizes)))), tuple(map(str, range(Z.shape[1])))
         data = FederatedData(places, Z[rows], target[rows], tuple(sizes[order].tolist()), features)

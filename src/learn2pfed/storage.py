@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import safetensors
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from safetensors.torch import load, save
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
@@ -33,7 +34,7 @@ Model = Learn2pFedRegressor | Learn2pFedClassifier
 class Card(BaseModel):
     """`model.json`: what the numbers beside it mean."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     format: Literal["learn2pfed model"]
     version: Literal[1]
@@ -41,14 +42,27 @@ class Card(BaseModel):
     kind: Literal["regressor", "classifier"]
     parameters: dict[str, Any] = Field(description="of the estimator")
     clients: list[int] | list[str]
-    n_features: int
+    n_features: int = Field(ge=1)
     features: list[str] | None = Field(description="names, if X had them")
     classes: list[bool] | list[int] | list[float] | list[str] = []
-    n_rows: int
+    n_rows: int = Field(ge=1)
     history: list[float]
-    traffic: dict[str, int]
+    traffic: Traffic
     table: Schema | None = Field(None, description="how a table becomes X and y, if the model was fitted to one")
     digest: str = Field(description="SHA-256 of the numbers")
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Self:
+        features = self.features or [str(j) for j in range(self.n_features)]
+        if len(set(map(str, self.clients))) < len(self.clients) or not self.clients:
+            raise ValueError("clients")
+        if len(features) != self.n_features or len(set(features)) < self.n_features:
+            raise ValueError("features")
+        if (self.kind == "classifier") != (len(self.classes) >= 2):
+            raise ValueError("classes")
+        if self.table and (list(self.table.features) != features or list(self.table.classes) != self.classes):
+            raise ValueError("table")
+        return self
 
 
 class Saved(NamedTuple):
@@ -65,7 +79,7 @@ def save_model(model: Model, folder: Path | str, table: Schema | None = None) ->
     numbers = {name: getattr(personal, name).contiguous() for name in ("v", "w", "lam", "participation")}
     numbers |= {f"design.{name}": part.contiguous() for name, part in personal.design._asdict().items()}
     blob = save(numbers)
-    parameters = model.get_params()
+    parameters = {name: _plain(value) for name, value in model.get_params().items()}
     if not isinstance(parameters["random_state"], int):
         parameters["random_state"] = None
     names = getattr(model, "feature_names_in_", None)
@@ -81,13 +95,21 @@ def save_model(model: Model, folder: Path | str, table: Schema | None = None) ->
         classes=model.classes_.tolist() if personal.n_classes else [],
         n_rows=personal.n_rows,
         history=list(personal.history),
-        traffic=vars(personal.traffic),
+        traffic=personal.traffic,
         table=table,
         digest=hashlib.sha256(blob).hexdigest(),
     )
+    text = card.model_dump_json(indent=1)
     write_whole(Path(folder) / NUMBERS, blob)
-    write_whole(Path(folder) / CARD, card.model_dump_json(indent=1))
+    write_whole(Path(folder) / CARD, text)
     return Path(folder) / CARD
+
+
+def _plain(value: Any) -> Any:
+    """A value of numpy as Python's own, also inside settings."""
+    if isinstance(value, Mapping):
+        return {name: _plain(inner) for name, inner in value.items()}
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def load_model(folder: Path | str) -> Saved:
@@ -96,11 +118,11 @@ def load_model(folder: Path | str) -> Saved:
     card, blob = _card(folder / CARD), _read(folder / NUMBERS)
     if hashlib.sha256(blob).hexdigest() != card.digest:
         raise Learn2pFedError(f"{folder / NUMBERS} is damaged, or not of {CARD} beside it: fit the model again.")
+    kind = Learn2pFedClassifier if card.kind == "classifier" else Learn2pFedRegressor
     try:
-        personal = _personal(card, load(blob))
-    except (safetensors.SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        personal, model = _personal(card, load(blob)), kind(**card.parameters)
+    except (safetensors.SafetensorError, KeyError, ValueError, RuntimeError, TypeError) as error:
         raise Learn2pFedError(f"{folder / NUMBERS} does not fit {CARD} beside it ({error}): fit again.") from error
-    model = (Learn2pFedClassifier if card.kind == "classifier" else Learn2pFedRegressor)(**card.parameters)
     model.n_features_in_ = card.n_features
     if card.features is not None:
         model.feature_names_in_ = np.array(card.features, dtype=object)
@@ -132,7 +154,8 @@ def _card(path: Path) -> Card:
     try:
         return Card.model_validate_json(text)
     except ValidationError as error:
-        place = ".".join(map(str, error.errors()[0]["loc"]))
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or first["msg"].removeprefix("Value error, ")
         raise Learn2pFedError(f"{path} is damaged at {place!r}: fit the model again.") from error
 
 
@@ -169,5 +192,5 @@ def _personal(card: Card, numbers: dict[str, Tensor]) -> Personal:
         **{name: numbers[name] for name in ("v", "w", "lam", "participation")},
         n_rows=card.n_rows,
         history=tuple(card.history),
-        traffic=Traffic(**card.traffic),
+        traffic=card.traffic,
     )

@@ -141,7 +141,9 @@ def predict(
 ) -> None:
     """Predict each row of a table with its client's model; clients never seen get the global one."""
     model, table = _load(folder)
-    path = out or Path(f"{data.name.partition('.')[0]}-predicted.csv")
+    path = out or Path(f"{data.name.removesuffix(''.join(data.suffixes[-1:]))}-predicted.csv")
+    if path.suffix != ".csv":
+        raise Learn2pFedError(f"predictions are written as CSV: let --out end in .csv, not {path.name!r}.")
     with _stages() as stage:
         frame = _read(stage, data, table.client)
         step = stage("predicting", 1)

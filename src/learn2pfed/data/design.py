@@ -10,7 +10,7 @@ from torch import Tensor
 
 from learn2pfed.errors import Learn2pFedError
 
-CONSTANT = 1e-10
+CONSTANT = 1e-13
 """A column whose spread is below this share of its mean carries rounding, not information."""
 
 

@@ -77,6 +77,10 @@ class Family(Protocol[L_co]):
         """A value per feature, (..., k), as one per parameter, (..., P)."""
 
 
+HESSIANS = 2**25
+"""Numbers in the Hessians of clients that are solved at once."""
+
+
 @dataclass(frozen=True)
 class SquaredLoss:
     """F_i(v) = ½‖X_i v - Y_i‖² = ½ (vᵀA_i v - 2 b_iᵀv + c_i), from A = XᵀX, b = XᵀY, c = YᵀY; n counts rows.
@@ -169,8 +173,13 @@ class SquaredLoss:
         return self.A
 
     def parts(self) -> Iterator[tuple[Tensor, SquaredLoss]]:
-        """All at once: the Hessians are there already."""
-        yield torch.arange(self.shape[1]), self
+        """A few clients at a time; the tensors are views."""
+        n_clients, k = self.shape[1:]
+        most = max(1, HESSIANS // k**2)
+        for start in range(0, n_clients, most):
+            few = slice(start, start + most)
+            clients = torch.arange(start, min(start + most, n_clients))
+            yield clients, SquaredLoss(self.A[:, few], self.b[:, few], self.c[:, few], self.n[:, few])
 
     def follow(self, lam: Tensor, w: Tensor) -> Tensor:
         """(A_i + Λ_i)⁻¹ (b_i + Λ_i w)."""

@@ -12,14 +12,11 @@ from torch import Tensor
 
 from learn2pfed.data.federated import FederatedData
 from learn2pfed.errors import DivergenceError
+from learn2pfed.unrolled import losses
 from learn2pfed.unrolled.cell import v_gradient_step
 
 NEWTON_STEPS = 100
 """More than any problem with a regulariser has been seen to need; most take ten."""
-
-
-HESSIANS = 2**25
-"""Numbers in the Hessians of clients that are solved at once."""
 
 
 class Rows(NamedTuple):
@@ -167,7 +164,7 @@ class SoftmaxLoss:
 
     def parts(self) -> Iterator[tuple[Tensor, SoftmaxLoss]]:
         """A few clients at a time."""
-        most = max(1, HESSIANS // self.shape[-1] ** 2)
+        most = max(1, losses.HESSIANS // self.shape[-1] ** 2)
         for block in self.rows:
             for start in range(0, len(block.clients), most):
                 clients, *rest = (part[start : start + most] for part in block)
@@ -202,7 +199,8 @@ class SoftmaxLoss:
                 if not bool(short.any()):
                     break
                 length = torch.where(short, length / 2, length)
-            v, now = v - length.unsqueeze(-1) * step, after
+            v = v - length.unsqueeze(-1) * step
+            now = value(v)
         raise DivergenceError(f"A client's model did not settle in {NEWTON_STEPS} steps: look for extreme values in X.")
 
 

@@ -188,8 +188,10 @@ def refit(full: L, settings: Settings, learned: Learned) -> Final:
     obeyed = effective(thetas[-1])  # of the last cell, if they differ
     lam = obeyed.lam.expand(full.shape[1:])
     if settings.refit == "exact" and isinstance(full, SquaredLoss):
-        w = solve_system(client_system(full, lam, obeyed.p).sum((0, 1)))
-        return Final(full.follow(lam, w[None])[0], w, lam, 0)
+        p = obeyed.p.expand(len(lam), 1)
+        systems = [client_system(part, lam[few], p[few]).sum((0, 1)) for few, part in full.parts()]
+        w = solve_system(torch.stack(systems).sum(0))
+        return Final(torch.cat([part.follow(lam[few], w[None])[0] for few, part in full.parts()]), w, lam, 0)
     state, w = learned.state, learned.w
     if settings.start == "redrawn":
         w = drawn_w(settings, settings.n_epochs, 1, w.shape[-1])

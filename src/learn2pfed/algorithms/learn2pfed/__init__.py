@@ -49,8 +49,9 @@ class Learn2pFed(Conversation[ClientState]):
     name = "learn2pfed"
 
     def __init__(self, settings: Settings, family: Family[ClientLoss] = SQUARED) -> None:
-        if settings.refit == "exact" and not isinstance(family, Squared):
-            raise Learn2pFedError("refit = 'exact' needs squared loss: use refit = 'cells'.")
+        for name, value, instead in (("refit", "exact", "cells"), ("objective", "predictive", "profiled")):
+            if getattr(settings, name) == value and not isinstance(family, Squared):
+                raise Learn2pFedError(f"{name} = {value!r} needs squared loss: use {name} = {instead!r}.")
         self.settings = settings
         self.family = family
         self.client = Client(settings, family)
