@@ -340,7 +340,7 @@ def test_strangers_get_the_global_model_or_an_error() -> None:
         ({"unknown": "maybe"}, {}, "unknown must be 'global' or 'error'"),
         ({"n_cells": 0}, {}, "n_cells: input should be greater than"),
         ({"sharing": "some"}, {}, "sharing: input should be 'common'"),
-        ({"settings": {"n_cell": 3}}, {}, "n_cell: extra inputs are not permitted"),
+        ({"settings": {"n_cell": 3}}, {}, "There is no setting 'n_cell'; did you mean 'n_cells'?"),
     ],
 )
 def test_what_is_refused(changes: dict[str, Any], fitting: dict[str, Any], sentence: str) -> None:

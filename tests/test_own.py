@@ -64,7 +64,7 @@ def test_fit_prints_compares_explains_and_writes(
     ):
         assert words in said
     assert "Shared by all clients: dose (" in said
-    assert "Each client's own: intercept (" in said
+    assert "Each client's own: level at average x (" in said
     folder = here / "runs" / "mine"
     assert {path.name for path in folder.iterdir()} == {
         "model.json",
@@ -120,6 +120,8 @@ def test_the_saved_model_is_the_one_that_was_judged_and_predicts_as_it_did(
     gaps.assign(days=np.nan).to_csv("gaps.csv", index=False)
     assert call(monkeypatch, "predict", "mine", "gaps.csv") == 0
     assert "RMSE" not in capsys.readouterr().out
+    assert call(monkeypatch, "predict", "mine", "gaps.csv", "--out", "./gaps.csv") == 2
+    assert "is the table itself" in capsys.readouterr().err
     assert call(monkeypatch, "predict", "mine", "gaps.csv", "--out", "p.parquet") == 2
     assert "let --out end in .csv" in capsys.readouterr().err
     stranger = latest.drop(columns=["days", "day", "better"]).assign(hospital="H99")
@@ -136,7 +138,7 @@ def test_explain_and_adapt(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert call(monkeypatch, "explain", "mine") == 0
     said = capsys.readouterr().out
     assert "What is shared" in said
-    assert "goes its own way the most" in said
+    assert "level at average x" in said
     assert call(monkeypatch, "explain", "mine", "--client", "H3") == 0
     assert "H3: its parameters" in capsys.readouterr().out
     assert call(monkeypatch, "explain", "mine", "--client", "H77") == 2
@@ -305,7 +307,7 @@ def test_the_lines_of_the_readme_work(
     said = capsys.readouterr().out
     assert "36 rows predicted: new-predicted.csv" in said
     assert "north has a model from 2 rows" in said
-    assert "Each client's own: intercept" in said
+    assert "Each client's own: level at average x" in said
 
 
 @pytest.mark.parametrize("name", ["panel_of_firms", "classification", "newcomer"])

@@ -243,6 +243,16 @@ def test_encoding() -> None:
     assert (schema.encode(frame.iloc[20:]) == X[20:]).all()
 
 
+def test_decimal_commas_between_semicolons_are_numbers(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("who;x;y;z\nNA;1,5;7;u\nb;-2;;1,5\n")
+    frame = read_table(file, text=["who"])
+    assert frame["x"].tolist() == [1.5, -2.0]
+    assert frame["z"].tolist() == ["u", "1,5"]
+    assert frame["who"].tolist() == ["NA", "b"]
+    assert frame["y"].isna().tolist() == [False, True]
+
+
 def test_clients_keep_their_leading_zeros(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     file.write_text("who,x\n007,1\n7,2\n")
@@ -416,7 +426,7 @@ AGES = [str(i + 0.5) for i in FORTY]
         (
             {"age": at(at(FORTY, 1, np.nan), 2, np.nan), "region": at(["a", "b"] * 20, 4, " ")},
             {},
-            "there are missing values: age 2, region 1: fill or drop them, or add --impute",
+            "there are missing values: age 2, region 1: fill or drop them, or fit with --impute",
         ),
         ({"age": at(FORTY, 39, np.nan)}, {"train": 39}, "there are missing values: age 1"),
         ({"age": at(FORTY, 39, np.inf)}, {"train": 39}, r"'age' has 1 infinite .* \(the first in line 41\)"),
@@ -450,8 +460,12 @@ AGES = [str(i + 0.5) for i in FORTY]
             "the target 'cost' is missing in 1 row.s., the first in line 2",
         ),
         ({"ill": at(["a", "b"] * 20, 0, "")}, CLASSES | {"impute": True}, "the target 'ill' is missing in 1 row"),
-        ({"cost": ["low", "high"] * 20}, {}, "the target 'cost' holds text, not numbers: add --task classification"),
-        ({"cost": [True, False] * 20}, {}, "the target 'cost' holds true and false, .* add --task classification"),
+        (
+            {"cost": ["low", "high"] * 20},
+            {},
+            "the target 'cost' holds text, not numbers: fit with --task classification",
+        ),
+        ({"cost": [True, False] * 20}, {}, "the target 'cost' holds true and false, .* fit with --task classification"),
         ({"cost": at([True, False] * 20, 3, None)}, {}, "the target 'cost' holds true and false"),
         ({"cost": at(AGES, 3, "?")}, {}, r"the target 'cost' has 1 entry that is not a number \(the first, '\?', in"),
         ({"cost": pd.date_range("2024", periods=40)}, {}, "the target 'cost' holds dates"),

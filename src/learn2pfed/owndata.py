@@ -226,11 +226,11 @@ def error_table(answer: Answer, most: int) -> Table:
 def by_parameter(model: Model) -> pd.DataFrame:
     """By parameter: the common value, the clients' lowest and highest, and how far it is shared (median, lowest)."""
     part = model.participation_
-    own = np.concatenate([model.coef_, model.intercept_[..., None]], -1).reshape(len(part), -1)
-    common = np.concatenate([model.global_coef_, model.global_intercept_[..., None]], -1).reshape(-1)
+    own = with_level(model, model.coef_, model.intercept_).reshape(len(part), -1)
+    common = with_level(model, model.global_coef_, model.global_intercept_).reshape(-1)
     return pd.DataFrame(
         {
-            "parameter": model.parameters_,
+            "parameter": [name.replace("intercept", "level at average x") for name in model.parameters_],
             "common": common,
             "lowest": own.min(0),
             "highest": own.max(0),
@@ -240,22 +240,32 @@ def by_parameter(model: Model) -> pd.DataFrame:
     )
 
 
+def with_level(model: Model, coef: NDArray[Any], intercept: NDArray[Any]) -> NDArray[np.float64]:
+    """Coefficients and, last, the level at the average x: what the intercept's participation is about."""
+    level = intercept + coef @ model._personal.design.mean.numpy()
+    return np.concatenate([coef, level[..., None]], -1)
+
+
 def parameter_table(model: Model) -> Table:
     """What is shared, by parameter."""
-    verdict = {True: "shared", False: "each client's own"}
     body = []
     for row in by_parameter(model).itertuples(index=False):
         share = row.participation
-        said = "in between" if OWN < share < SHARED else verdict[share >= SHARED]
+        said = "own" if share <= OWN else "in between" if share < SHARED else "shared"
+        if said == "shared" and row.least < SHARED / 2:
+            said = "mostly shared"
         numbers = (number(value) for value in (row.common, row.lowest, row.highest))
         body.append((row.parameter, *numbers, f"{share:.2f}", f"{row.least:.2f}", said))
     head = ("parameter", "common", "lowest", "highest", "participation", "least", "it is")
-    return Table("What is shared (participation 1: follows the others, 0: the client's own)", head, tuple(body))
+    what = "What is shared (participation 1: follows the others, 0: the client's own)"
+    if isinstance(model, Learn2pFedClassifier) and len(model.classes_) == 2:
+        what += f"; log odds of {str(model.classes_[1])!r}"
+    return Table(what, head, tuple(body))
 
 
 def client_table(model: Model, place: int) -> Table:
     """One client's parameters beside the common ones."""
-    own = np.append(model.coef_[place], model.intercept_[place][..., None], -1).reshape(-1)
+    own = with_level(model, model.coef_[place], model.intercept_[place]).reshape(-1)
     body = [
         (row.parameter, number(value), number(row.common), f"{share:.2f}")
         for row, value, share in zip(
@@ -268,10 +278,13 @@ def client_table(model: Model, place: int) -> Table:
 
 def sharing_words(model: Model) -> list[str]:
     """Which parameters are shared and which are personal, and who goes its own way."""
+    if len(model.clients_) == 1:
+        return ["There is only one client: nothing to share."]
     frame = by_parameter(model)
-    share = frame["participation"].to_numpy()
+    share, least = frame["participation"].to_numpy(), frame["least"].to_numpy()
     groups = {
-        "Shared by all clients": share >= SHARED,
+        "Shared by all clients": (share >= SHARED) & (least >= SHARED / 2),
+        "Shared by most clients": (share >= SHARED) & (least < SHARED / 2),
         "In between": (share > OWN) & (share < SHARED),
         "Each client's own": share <= OWN,
     }
@@ -281,8 +294,8 @@ def sharing_words(model: Model) -> list[str]:
         if names:
             more = f" and {len(names) - 12} more" if len(names) > 12 else ""
             said.append(f"{words}: {', '.join(names[:12])}{more}.")
-    if len(model.clients_) > 2:
-        by_client = model.participation_.mean(1)
+    by_client = model.participation_.mean(1)
+    if np.ptp(by_client) > 0.1:
         least, most = (str(model.clients_[int(at)]) for at in (by_client.argmin(), by_client.argmax()))
         said.append(
             f"{least} goes its own way the most (mean participation {by_client.min():.2f}), "
@@ -306,7 +319,7 @@ def gain_words(answer: Answer) -> list[str]:
         said.append(f"Personalised, the {answer.metric} is {number(ours)}: {compared} {words} ({number(other)}).")
     tested = answer.clients.dropna(subset=["learn2pfed"])
     better = int((tested["learn2pfed"] <= tested[["local", "global"]].min(axis=1)).sum())
-    said.append(f"For {better} of {len(tested)} clients no other of the three is better.")
+    said.append(f"The personalised model is the best of the three, or level, for {better} of {len(tested)} clients.")
     return said
 
 
@@ -347,7 +360,7 @@ def figures_of(answer: Answer) -> list[Figure]:
         made.append(
             Figure(
                 "errors",
-                f"{answer.metric} of each client, before and after",
+                f"{answer.metric[0].upper()}{answer.metric[1:]} of each client",
                 "Alone, with one model for all, and personalised, on rows that were held out." + some,
                 (Dumbbell("", [str(name) for name in shown["client"]], marks, answer.metric),),
                 1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,11 @@ def settings_for(
     given |= changes
     if n_clients == 1:
         given["n_epochs"] = 0
+    for name in given.keys() - Settings.model_fields.keys():
+        near = get_close_matches(name, Settings.model_fields, n=1)
+        raise Learn2pFedError(
+            f"There is no setting {name!r}{f'; did you mean {near[0]!r}?' if near else ': see learn2pfed list.'}"
+        )
     try:
         return Settings.model_validate(given)
     except ValidationError as error:

@@ -93,7 +93,7 @@ def fit(
     out: Annotated[Path | None, typer.Option(help="Folder to write; default runs/fit, numbered if taken.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the held-out rows and the folds.")] = 0,
     change: Annotated[
-        list[str] | None, typer.Option("--set", help="NAME=VALUE of Learn2pFed, e.g. n_epochs=100; may be repeated.")
+        list[str] | None, typer.Option("--set", help="NAME=VALUE, e.g. sharing=mixed; names: learn2pfed list.")
     ] = None,
 ) -> None:
     """Fit a model for each client of your table: errors, what is shared in words, figures, report.html."""
@@ -144,6 +144,8 @@ def predict(
     path = out or Path(f"{data.name.removesuffix(''.join(data.suffixes[-1:]))}-predicted.csv")
     if path.suffix != ".csv":
         raise Learn2pFedError(f"predictions are written as CSV: let --out end in .csv, not {path.name!r}.")
+    if path.resolve() == data.resolve():
+        raise Learn2pFedError(f"--out {path} is the table itself: choose another name.")
     with _stages() as stage:
         frame = _read(stage, data, table.client)
         step = stage("predicting", 1)

@@ -92,7 +92,7 @@ class Column(BaseModel):
             raise Learn2pFedError(
                 f"column {self.name!r} has {strange.sum()} row(s) with levels that no training row has (the first, "
                 f"{found.first(strange)!r}, in line {line(values, strange)}): drop them, give them another level, or "
-                "add --impute."
+                "fit with --impute."
             )
         return level
 
@@ -256,7 +256,7 @@ def _refuse_missing(counts: dict[str, int]) -> None:
     """Refuse columns with missing values, with how many there are."""
     gaps = [f"{name} {count}" for name, count in counts.items() if count]
     if gaps:
-        raise Learn2pFedError(f"there are missing values: {listed(gaps)}: fill or drop them, or add --impute.")
+        raise Learn2pFedError(f"there are missing values: {listed(gaps)}: fill or drop them, or fit with --impute.")
 
 
 def _refuse_same(name: str, values: Sequence[object]) -> None:
@@ -316,7 +316,7 @@ def _target_numbers(values: pd.Series) -> NDArray[np.float64]:
         _refuse_mistyped(values, _target_texts(values), what)
     if kind == "text" or pd.api.types.infer_dtype(values, skipna=True) == "boolean":
         held = "text" if kind == "text" else "true and false"
-        raise Learn2pFedError(f"{what} holds {held}, not numbers: add --task classification.")
+        raise Learn2pFedError(f"{what} holds {held}, not numbers: fit with --task classification.")
     y = _numbers(values, what)
     _refuse_gaps(values, np.isnan(y))
     return y

@@ -118,7 +118,7 @@ def _read_text(path: Path, delimiters: str, packed: str, text: Sequence[str]) ->
             low_memory=False,  # one type per column, not one per chunk
             skipinitialspace=True,
             keep_default_na=False,
-            na_values=MISSING,
+            na_values={name: [""] if name in text else MISSING for name in names},
         )
     except UnicodeDecodeError as error:
         raise Learn2pFedError(
@@ -129,7 +129,24 @@ def _read_text(path: Path, delimiters: str, packed: str, text: Sequence[str]) ->
     if frame.shape[1] != len(names):
         raise Learn2pFedError(f"{path.name} is no proper table: its header has no clear end: begin with the names.")
     frame.columns = names
+    if delimiter == ";":
+        for name in set(names).difference(text):
+            frame[name] = _decimal_commas(frame[name])
     return frame
+
+
+def _decimal_commas(values: pd.Series) -> pd.Series:
+    """Numbers that are written 12,5, as most of Europe does, and then between semicolons; other columns as they are."""
+    if kind_of(values) != "text":
+        return values
+    written = values.dropna().astype(str).str.strip()
+    if not written.str.fullmatch(r"[+-]?\d+(,\d+)?").all():
+        return values
+    return pd.to_numeric(values.astype(object).where(values.notna(), None).map(_with_point))
+
+
+def _with_point(cell: object) -> object:
+    return cell.strip().replace(",", ".") if isinstance(cell, str) else cell
 
 
 def _header(path: Path, delimiters: str, packed: str) -> tuple[str, list[str]]:
