@@ -30,7 +30,7 @@ def fitted() -> Learn2pFedRegressor:
 
 def test_a_regressor_comes_back_to_the_last_bit(fitted: Learn2pFedRegressor, tmp_path: Path) -> None:
     save_model(fitted, tmp_path / "m")
-    assert {path.name for path in (tmp_path / "m").iterdir()} == {"model.json", "model.safetensors"}
+    assert {path.name for path in (tmp_path / "m").iterdir()} == {"model.json", numbers(tmp_path / "m").name}
     again, table = load_model(tmp_path / "m")
     assert table is None
     assert type(again) is Learn2pFedRegressor
@@ -61,6 +61,34 @@ def test_a_classifier_keeps_its_classes_and_its_clients_types(labels: list[objec
     assert (again.predict_proba(X, clients=[1] * 40) == model.predict_proba(X, clients=[1] * 40)).all()
 
 
+def numbers(folder: Path) -> Path:
+    (file,) = folder.glob("model-*.safetensors")
+    return file
+
+
+def test_a_model_that_is_replaced_is_never_lost(
+    fitted: Learn2pFedRegressor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken off between its two files, it is still the old one."""
+    save_model(fitted, tmp_path)
+    before, _ = load_model(tmp_path)
+    fitted.adapt(pd.DataFrame([[1.0, 2.0]], columns=["dose", "age"]), [3.0], client="new")
+
+    def break_off(path: Path, content: bytes) -> None:
+        if path.suffix == ".json":
+            raise KeyboardInterrupt
+        path.write_bytes(content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("learn2pfed.storage.write_whole", break_off)
+        with pytest.raises(KeyboardInterrupt):
+            save_model(fitted, tmp_path)
+    assert load_model(tmp_path).model.clients_.tolist() == before.clients_.tolist()
+    save_model(fitted, tmp_path)
+    assert load_model(tmp_path).model.clients_.tolist() == fitted.clients_.tolist()
+    assert numbers(tmp_path).exists()
+
+
 def change(name: str, value: object) -> Callable[[Path], None]:
     def act(folder: Path) -> None:
         card = json.loads((folder / "model.json").read_text())
@@ -71,33 +99,34 @@ def change(name: str, value: object) -> Callable[[Path], None]:
 
 def swap_numbers(folder: Path) -> None:
     """Numbers of another shape, with a digest that fits."""
-    numbers = load((folder / "model.safetensors").read_bytes())
-    blob = save(numbers | {"w": torch.zeros(7, dtype=torch.float64)})
-    (folder / "model.safetensors").write_bytes(blob)
-    change("digest", hashlib.sha256(blob).hexdigest())(folder)
+    blob = save(load(numbers(folder).read_bytes()) | {"w": torch.zeros(7, dtype=torch.float64)})
+    digest = hashlib.sha256(blob).hexdigest()
+    numbers(folder).rename(folder / f"model-{digest[:12]}.safetensors").write_bytes(blob)
+    change("digest", digest)(folder)
 
 
-def cut(name: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-20]) and None
+def cut(find: Callable[[Path], Path]) -> Callable[[Path], None]:
+    return lambda folder: find(folder).write_bytes(find(folder).read_bytes()[:-20]) and None
 
 
 @pytest.mark.parametrize(
     ("harm", "sentence"),
     [
         (lambda folder: (folder / "model.json").unlink(), "can't be read"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "can't be read"),
+        (lambda folder: numbers(folder).unlink(), "can't be read"),
         (lambda folder: (folder / "model.json").write_text("not json"), "is damaged, or no model of learn2pfed"),
         (lambda folder: (folder / "model.json").write_bytes(b"\xff\xfe\x00"), "is damaged, or no model"),
         (lambda folder: (folder / "model.json").write_text('{"format": "other"}'), "is damaged, or no model"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"\x80\x04."), "is damaged, or not of model.json"),
-        (cut("model.safetensors"), "is damaged, or not of model.json"),
-        (cut("model.json"), "is damaged, or no model"),
+        (lambda folder: numbers(folder).write_bytes(b"\x80\x04."), "is damaged, or not of model.json"),
+        (cut(numbers), "is damaged, or not of model.json"),
+        (cut(lambda folder: folder / "model.json"), "is damaged, or no model"),
         (change("version", 2), "written by a newer learn2pfed"),
         (change("clients", ["a"]), "does not fit model.json"),
         (change("kind", "oracle"), "is damaged at 'kind'"),
         (change("kind", "classifier"), "is damaged at 'classes'"),
         (change("clients", ["p"] * 4), "is damaged at 'clients'"),
         (change("features", ["dose"]), "is damaged at 'features'"),
+        (change("digest", "../../etc/passwd"), "is damaged at 'digest'"),
         (change("n_rows", 0), "is damaged at 'n_rows'"),
         (change("traffic", {"bytes": 1}), "is damaged at 'traffic"),
         (change("parameters", {"magic": 1}), "does not fit model.json"),

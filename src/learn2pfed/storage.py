@@ -26,7 +26,7 @@ from learn2pfed.results.store import write_whole
 
 FORMAT = "learn2pfed model"
 VERSION = 1
-CARD, NUMBERS = "model.json", "model.safetensors"
+CARD = "model.json"
 
 Model = Learn2pFedRegressor | Learn2pFedClassifier
 
@@ -49,7 +49,7 @@ class Card(BaseModel):
     history: list[float]
     traffic: Traffic
     table: Schema | None = Field(None, description="how a table becomes X and y, if the model was fitted to one")
-    digest: str = Field(description="SHA-256 of the numbers")
+    digest: str = Field(pattern="^[0-9a-f]{64}$", description="SHA-256 of the numbers, and the name of their file")
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
@@ -73,7 +73,10 @@ class Saved(NamedTuple):
 
 
 def save_model(model: Model, folder: Path | str, table: Schema | None = None) -> Path:
-    """Write model.safetensors and model.json into the folder."""
+    """Write the numbers, model-DIGEST.safetensors, and model.json into the folder.
+
+    The card is written after the numbers it names, and older numbers go last: a model that is replaced is never lost.
+    """
     check_is_fitted(model)
     personal: Personal = model._personal
     numbers = {name: getattr(personal, name).contiguous() for name in ("v", "w", "lam", "participation")}
@@ -100,9 +103,18 @@ def save_model(model: Model, folder: Path | str, table: Schema | None = None) ->
         digest=hashlib.sha256(blob).hexdigest(),
     )
     text = card.model_dump_json(indent=1)
-    write_whole(Path(folder) / NUMBERS, blob)
-    write_whole(Path(folder) / CARD, text)
-    return Path(folder) / CARD
+    folder = Path(folder)
+    write_whole(folder / _numbers(card), blob)
+    write_whole(folder / CARD, text)
+    for old in folder.glob("model-*.safetensors"):
+        if old.name != _numbers(card):
+            old.unlink()
+    return folder / CARD
+
+
+def _numbers(card: Card) -> str:
+    """The file beside the card."""
+    return f"model-{card.digest[:12]}.safetensors"
 
 
 def _plain(value: Any) -> Any:
@@ -115,14 +127,16 @@ def _plain(value: Any) -> Any:
 def load_model(folder: Path | str) -> Saved:
     """The model in a folder; a damaged, foreign or newer one is refused with a sentence."""
     folder = Path(folder)
-    card, blob = _card(folder / CARD), _read(folder / NUMBERS)
+    card = _card(folder / CARD)
+    file = folder / _numbers(card)
+    blob = _read(file)
     if hashlib.sha256(blob).hexdigest() != card.digest:
-        raise Learn2pFedError(f"{folder / NUMBERS} is damaged, or not of {CARD} beside it: fit the model again.")
+        raise Learn2pFedError(f"{file} is damaged, or not of {CARD} beside it: fit the model again.")
     kind = Learn2pFedClassifier if card.kind == "classifier" else Learn2pFedRegressor
     try:
         personal, model = _personal(card, load(blob)), kind(**card.parameters)
     except (safetensors.SafetensorError, KeyError, ValueError, RuntimeError, TypeError) as error:
-        raise Learn2pFedError(f"{folder / NUMBERS} does not fit {CARD} beside it ({error}): fit again.") from error
+        raise Learn2pFedError(f"{file} does not fit {CARD} beside it ({error}): fit again.") from error
     model.n_features_in_ = card.n_features
     if card.features is not None:
         model.feature_names_in_ = np.array(card.features, dtype=object)
