@@ -88,7 +88,7 @@ def test_participation_is_the_diagonal_of_the_shrinkage_matrix() -> None:
     X, y, clients, _ = panel([4, 9, 30, 7])
     model = Learn2pFedRegressor(n_epochs=60).fit(X, y, clients=clients)
     Z = np.column_stack([np.ones(len(X)), (X - X.mean(0)) / X.std(0)])
-    lam = np.diag(model._personal.lam.numpy())  # common to all clients
+    lam = np.diag(model.personal_.lam.numpy())  # common to all clients
     for i, name in enumerate(model.clients_):
         A = Z[clients == name].T @ Z[clients == name]
         diagonal = np.diag(np.linalg.solve(A + lam, lam))
@@ -179,6 +179,9 @@ def test_a_classifier_for_each_client_beats_alone_and_together(n_classes: int) -
     chances = model.predict_proba(X, clients=clients)
     np.testing.assert_allclose(chances.sum(1), 1.0)
     assert (model.classes_[chances.argmax(1)] == model.predict(X, clients=clients)).all()
+    scores = model.decision_function(X, clients=clients)
+    odds = np.log(chances[:, 1] / chances[:, 0])
+    np.testing.assert_allclose(scores if n_classes == 2 else scores[:, 1] - scores[:, 0], odds, atol=1e-8)
     prepared = Prepared.of(
         torch.tensor(X[train]), model._target(y[train]), clients[train], n_classes=n_classes, names=["a", "b"]
     )
@@ -186,7 +189,7 @@ def test_a_classifier_for_each_client_beats_alone_and_together(n_classes: int) -
     for name, personal in {"local": alone(prepared), "global": together(prepared)}.items():
         other = clone(model)
         other.clients_, other.classes_, other.n_features_in_ = model.clients_, model.classes_, 2
-        other._publish(personal)
+        other.publish(personal)
         loss[name] = log_loss(y[~train], other.predict_proba(X[~train], clients=clients[~train]))
     assert loss["learn2pfed"] < 0.95 * min(loss["local"], loss["global"])
 

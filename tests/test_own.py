@@ -289,7 +289,7 @@ def test_ctrl_c_writes_nothing(here: Path, monkeypatch: pytest.MonkeyPatch, caps
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("learn2pfed.owndata.write_page", interrupt)  # at the last moment
+    monkeypatch.setattr("learn2pfed.owndata.folder.write_page", interrupt)  # at the last moment
     assert call(monkeypatch, *FIT, "--out", "mine") == 130
     assert "Nothing was written" in capsys.readouterr().out
     assert [path.name for path in here.iterdir()] == ["visits.csv"]

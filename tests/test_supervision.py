@@ -104,7 +104,8 @@ def test_a_perfect_fit_leaves_the_objective_finite() -> None:
 def test_training_and_judging_rows_together_are_all_rows(supervision: str) -> None:
     data, chosen = client(23), Settings(supervision=supervision)
     problem = alone(data, chosen)
-    full = SquaredLoss.of_rows(data.X, data.y)
+    rows = torch.tensor(23.0, dtype=torch.float64)
+    full = SquaredLoss(data.X.T @ data.X, data.X.T @ data.y, data.y @ data.y, rows)
     if supervision == "train":
         torch.testing.assert_close(problem.train.A[0, 0], full.A)
         torch.testing.assert_close(problem.judge.c[0, 0], full.c)

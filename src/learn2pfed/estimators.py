@@ -69,7 +69,7 @@ class _Personalised(BaseEstimator):
         owner, self.clients_ = pd.factorize(names, sort=True)
         prepared = Prepared.of(torch.tensor(table), target, owner, n_classes=self._n_classes, names=self._columns())
         personal = fit(prepared, self._changes(), progress)
-        self._publish(personal)
+        self.publish(personal)
         return self
 
     def adapt(self, X: ArrayLike, y: ArrayLike, client: Any) -> Self:
@@ -79,20 +79,20 @@ class _Personalised(BaseEstimator):
         if str(name) in self._place:
             raise Learn2pFedError(f"client {str(name)!r} has a model already: choose another name, or fit again.")
         table, answers = self._checked(X, y, reset=False)
-        joined = self._personal.join(torch.tensor(table), self._target(answers))
+        joined = self.personal_.join(torch.tensor(table), self._target(answers))
         keeps_type = isinstance(name, np.integer) and np.issubdtype(self.clients_.dtype, np.integer)
         names = [*self.clients_.tolist(), name]
         self.clients_ = np.array(names if keeps_type else list(map(str, names)))
-        self._publish(joined)
+        self.publish(joined)
         return self
 
     def _scores(self, X: ArrayLike, clients: ArrayLike | None) -> Tensor:
         """v_i x of every row, (N, outputs)."""
         check_is_fitted(self)
         table = validate_data(self, X, dtype=np.float64, reset=False)
-        return self._personal.scores(torch.tensor(table), torch.from_numpy(self._which(clients, len(table))))
+        return self.personal_.scores(torch.tensor(table), torch.from_numpy(self.places_of(clients, len(table))))
 
-    def _which(self, clients: ArrayLike | None, n_rows: int) -> NDArray[np.int64]:
+    def places_of(self, clients: ArrayLike | None, n_rows: int) -> NDArray[np.int64]:
         """The place of each row's client; -1 stands for the global model."""
         if clients is None:
             if len(self.clients_) > 1:
@@ -115,9 +115,9 @@ class _Personalised(BaseEstimator):
             raise Learn2pFedError("clients is missing: say whose row each is, or set unknown='global'.")
         warnings.warn("clients is missing, so the global model answers for every row.", UserWarning, stacklevel=4)
 
-    def _publish(self, personal: Personal) -> None:
+    def publish(self, personal: Personal) -> None:
         """The models as attributes, in the units that X and y were given in."""
-        self._personal = personal
+        self.personal_ = personal
         self._place = {str(name): place for place, name in enumerate(self.clients_.tolist())}
         design, regression = personal.design, not personal.n_classes
         coef, intercept = design.in_given_units(personal.by_class(personal.v), of_target=regression)
@@ -185,6 +185,7 @@ class Learn2pFedRegressor(RegressorMixin, _Personalised):
         parameters_: names of the columns of participation_.
         history_: what supervises the learning, by epoch.
         traffic_: the bytes that clients and server would have exchanged.
+        personal_: the same models in the units of the standardised design.
 
     >>> X, y, firm = [[0.0], [1.0], [2.0], [0.0], [1.0], [2.0]], [0.0, 1.0, 2.0, 5.0, 6.0, 7.0], list("aaabbb")
     >>> model = Learn2pFedRegressor().fit(X, y, clients=firm)

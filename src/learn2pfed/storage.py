@@ -78,7 +78,7 @@ def save_model(model: Model, folder: Path | str, table: Schema | None = None) ->
     The card is written after the numbers it names, and older numbers go last: a model that is replaced is never lost.
     """
     check_is_fitted(model)
-    personal: Personal = model._personal
+    personal: Personal = model.personal_
     numbers = {name: getattr(personal, name).contiguous() for name in ("v", "w", "lam", "participation")}
     numbers |= {f"design.{name}": part.contiguous() for name, part in personal.design._asdict().items()}
     blob = save(numbers)
@@ -143,7 +143,7 @@ def load_model(folder: Path | str) -> Saved:
     if card.kind == "classifier":
         model.classes_ = np.array(card.classes)
     model.clients_ = np.array(card.clients)
-    model._publish(personal)
+    model.publish(personal)
     return Saved(model, card.table)
 
 

@@ -17,23 +17,16 @@ from learn2pfed.cli.common import app, changes_of, console, folder_for, progress
 from learn2pfed.data.schema import Schema
 from learn2pfed.data.tabular import read_table
 from learn2pfed.errors import Learn2pFedError
-from learn2pfed.owndata import (
-    Question,
-    Stage,
-    adapt_table,
-    check_free,
+from learn2pfed.owndata.answer import Question, Stage, fit_table
+from learn2pfed.owndata.folder import check_free, new_folder, write_answer, write_participation
+from learn2pfed.owndata.later import adapt_table, judge_table, predict_table
+from learn2pfed.owndata.words import (
     client_table,
     error_table,
-    fit_table,
     gain_words,
-    judge_table,
-    new_folder,
     parameter_table,
-    predict_table,
     sharing_words,
     shown_clients,
-    write_answer,
-    write_participation,
 )
 from learn2pfed.report.tables import Table, number
 from learn2pfed.results.store import write_whole

@@ -94,11 +94,6 @@ class SquaredLoss:
     n: Tensor  # (...)
 
     @classmethod
-    def of_rows(cls, X: Tensor, y: Tensor) -> SquaredLoss:
-        """The statistics of one client's rows."""
-        return cls(X.mT @ X, X.mT @ y, y @ y, torch.tensor(float(len(y)), dtype=X.dtype))
-
-    @classmethod
     def of_data(cls, data: FederatedData, weight: Tensor) -> SquaredLoss:
         """The statistics of all clients, rows counting `weight` times, (S, N): a few products a block of clients."""
         n_splits, k = len(weight), data.n_features

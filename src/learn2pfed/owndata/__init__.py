@@ -1,0 +1,1 @@
+"""A person's own table: asked and answered, put into words, written down as a folder, and used afterwards."""
