@@ -49,9 +49,9 @@ def written(folder: Path, name: str, content: str | bytes) -> Path:
         ("a.txt", TABLE),
         ("a.tsv", TABLE.replace(",", "\t")),
         ("a.tab", TABLE.replace(",", "\t")),
-        ("a.csv.gz", gzip.compress(TABLE.encode())),
+        ("a.csv.gz", gzip.compress(TABLE.encode(), mtime=0)),
         ("a.csv.bz2", bz2.compress(TABLE.encode())),
-        ("a.tsv.gz", gzip.compress(TABLE.replace(",", "\t").encode())),
+        ("a.tsv.gz", gzip.compress(TABLE.replace(",", "\t").encode(), mtime=0)),
     ],
 )
 def test_text_files(tmp_path: Path, name: str, content: str | bytes) -> None:
@@ -117,7 +117,7 @@ def test_a_late_text_does_not_change_the_cells_before_it(tmp_path: Path) -> None
         ("a.csv", "á,b\n1,x\n".encode("latin-1"), r"a.csv is not UTF-8 text \(line 1\)"),
         ("a.csv", ("a,b\n" + "1,x\n" * 200_000).encode() + b"1,\xe9\n", r"not UTF-8 text \(line 200002\)"),
         ("a.csv", TABLE.encode("utf-16"), "a.csv is not UTF-8 text"),
-        ("a.csv.gz", gzip.compress("a,b\n1,é\n".encode("latin-1")), r"a.csv.gz is not UTF-8 text \(line 2\)"),
+        ("a.csv.gz", gzip.compress("a,b\n1,é\n".encode("latin-1"), mtime=0), r"a.csv.gz is not UTF-8 text \(line 2\)"),
         ("a.csv", "x,y,x\n1,2,3\n", "a.csv: columns 1 and 3 are both named 'x': rename one"),
         ("a.csv", "x,y, x \n1,2,3\n", "columns 1 and 3 are both named 'x'"),
         ("a.csv", ",x,y\n0,1,2\n", "a.csv: column 1 has no name: name it or drop it"),
@@ -125,7 +125,7 @@ def test_a_late_text_does_not_change_the_cells_before_it(tmp_path: Path) -> None
         ("a.parquet", "a,b\n1,2\n", "a.parquet is no Parquet file, or a broken one"),
         ("a.pq", "", "a.pq is no Parquet file"),
         ("a.csv.gz", "a,b\n1,2\n", "a.csv.gz can't be read"),
-        ("a.csv.gz", gzip.compress(TABLE.encode())[:-12], "a.csv.gz can't be read"),
+        ("a.csv.gz", gzip.compress(TABLE.encode(), mtime=0)[:-12], "a.csv.gz can't be read"),
         ("a.csv.bz2", "a,b\n1,2\n", "a.csv.bz2 can't be read"),
     ],
 )
