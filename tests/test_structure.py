@@ -18,6 +18,8 @@ SOURCE = ROOT / "src" / "learn2pfed"
 ORDER = (
     "errors",
     "data",
+    "models",
+    "tasks",
     "unrolled",
     "algorithms",
     "engines",

@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -53,6 +53,15 @@ Replies = Mapping[int, Message]
 
 
 @dataclass(frozen=True)
+class Moment:
+    """A pause between rounds in which an observer may look: nothing is sent, and the programme is sent nothing back."""
+
+    round: int  # rounds done
+    told: list[tuple[Message, tuple[int, ...]]]  # what each client would be told if this were the end
+    server: Any  # what the server holds, a NamedTuple of tensors
+
+
+@dataclass(frozen=True)
 class Traffic:
     """Bytes of encoded messages, from and to clients, and how many exchanges carried them."""
 
@@ -82,9 +91,10 @@ class Talk(NamedTuple):
 class Verdict:
     """What the server knows at the end."""
 
-    global_model: Tensor  # (k,), in the units of the data
+    global_model: Tensor  # (k,), in the units of the data; or whatever else the server holds
     history: list[float]  # objective by round
     served: frozenset[int]  # clients whose personal model is final; the others get the global one
+    insight: Mapping[str, Tensor] = field(default_factory=dict)  # what the server noted of each client, (M, ...)
 
 
 @dataclass(frozen=True)
@@ -92,7 +102,7 @@ class Outcome:
     """What a run gives: a personal model each, the global one, what was learned, and what it cost."""
 
     models: Tensor  # (M, k)
-    global_model: Tensor  # (k,)
+    global_model: Tensor  # (k,), or whatever else the server holds
     history: list[float] = field(default_factory=list)
     insight: Mapping[str, Tensor] = field(default_factory=dict)  # what the clients that were served learned, (M, ...)
     traffic: Traffic = Traffic()
@@ -100,7 +110,7 @@ class Outcome:
     talks: tuple[Talk, ...] = ()
 
 
-Programme = Generator[Exchange, Replies, Verdict]
+Programme = Generator[Exchange | Moment, Replies, Verdict]
 
 S = TypeVar("S")
 
@@ -133,6 +143,10 @@ class Conversation(ABC, Generic[S]):
     @abstractmethod
     def insight(self, state: S) -> Mapping[str, Tensor]:
         """What the client learned beside its model."""
+
+
+class Fused(ABC):
+    """An algorithm that has a way of its own to compute all clients at once."""
 
     @abstractmethod
     def fused(self, data: FederatedData, progress: Progress | None) -> Outcome:

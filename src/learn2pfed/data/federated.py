@@ -22,14 +22,14 @@ BLOCK_ROWS = 2**20
 
 @dataclass(frozen=True)
 class ClientData:
-    """One client's rows: X (n, k) and y (n,), in float64."""
+    """One client's rows: X (n, ...) and y (n,)."""
 
     name: str
     X: Tensor
     y: Tensor
 
     def __post_init__(self) -> None:
-        if self.X.ndim != 2 or self.y.ndim != 1:
+        if self.X.ndim < 2 or self.y.ndim != 1:
             raise Learn2pFedError(
                 f"client {self.name!r}: X must be (rows, features) and y (rows,), "
                 f"got {tuple(self.X.shape)} and {tuple(self.y.shape)}."
@@ -52,29 +52,77 @@ class Block(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FederatedData:
-    """All clients' rows, client after client, with the names of the k features.
+class Samples:
+    """All clients' rows, client after client: vectors, series or images, with numbers or classes to predict.
 
-    >>> FederatedData.build([("a", [[1.0]], [2.0]), ("b", [[1.0], [1.0]], [0.0, 1.0])], ["one"]).sizes
+    >>> Samples.join([("a", torch.zeros(1, 3), torch.zeros(1)), ("b", torch.ones(2, 3), torch.ones(2))]).sizes
     (1, 2)
     """
 
     names: tuple[str, ...]
-    X: Tensor  # (N, k), float64
-    y: Tensor  # (N,), float64
+    X: Tensor  # (N, ...)
+    y: Tensor  # (N,)
     sizes: tuple[int, ...]  # n_1 .. n_M
-    features: tuple[str, ...]
 
     def __post_init__(self) -> None:
         if not self.names:
             raise Learn2pFedError("There are no clients: give the rows of at least one.")
-        if not self.features:
-            raise Learn2pFedError("There are no features: give every client at least one column.")
         twice = [name for name, count in Counter(self.names).items() if count > 1]
         if twice:
             raise Learn2pFedError(f"client {twice[0]!r} appears twice: join its rows or rename one.")
         if 0 in self.sizes:
             raise Learn2pFedError(f"client {self.names[self.sizes.index(0)]!r} has no rows: drop it or give it some.")
+
+    @classmethod
+    def join(cls, rows: Sequence[tuple[str, Tensor, Tensor]]) -> Samples:
+        """From (name, X, y) triples."""
+        clients = [ClientData(*triple) for triple in rows]
+        if not clients:
+            raise Learn2pFedError("There are no clients: give the rows of at least one.")
+        for client in clients:
+            if client.X.shape[1:] != clients[0].X.shape[1:]:
+                raise Learn2pFedError(
+                    f"client {client.name!r} has samples of shape {tuple(client.X.shape[1:])} where "
+                    f"{clients[0].name!r} has {tuple(clients[0].X.shape[1:])}: give every client the same."
+                )
+        X, y = torch.cat([c.X for c in clients]), torch.cat([c.y for c in clients])
+        return cls(tuple(c.name for c in clients), X, y, tuple(c.n_rows for c in clients))
+
+    def __len__(self) -> int:
+        """M."""
+        return len(self.names)
+
+    @cached_property
+    def starts(self) -> Tensor:
+        """Where each client's rows begin, and N, (M + 1,)."""
+        return torch.cat([torch.zeros(1, dtype=torch.int64), torch.tensor(self.sizes).cumsum(0)])
+
+    @cached_property
+    def owner(self) -> Tensor:
+        """Which client each row belongs to, (N,)."""
+        return torch.repeat_interleave(torch.arange(len(self)), torch.tensor(self.sizes))
+
+    @cached_property
+    def clients(self) -> tuple[ClientData, ...]:
+        """Each client's rows."""
+        parts = zip(self.names, *(torch.split(rows, list(self.sizes)) for rows in (self.X, self.y)), strict=True)
+        return tuple(ClientData(*part) for part in parts)
+
+
+@dataclass(frozen=True)
+class FederatedData(Samples):
+    """A table's rows, client after client, in float64, with the names of its k features: X is (N, k).
+
+    >>> FederatedData.build([("a", [[1.0]], [2.0]), ("b", [[1.0], [1.0]], [0.0, 1.0])], ["one"]).sizes
+    (1, 2)
+    """
+
+    features: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.features:
+            raise Learn2pFedError("There are no features: give every client at least one column.")
         bad = (~torch.isfinite(torch.cat([self.X, self.y[:, None]], 1))).nonzero()
         if len(bad):
             self._refuse(bad)
@@ -99,13 +147,17 @@ class FederatedData:
         if features is None:
             features = [f"x{j}" for j in range(clients[0].X.shape[1])]
         for client in clients:
+            if client.X.ndim != 2:
+                raise Learn2pFedError(
+                    f"client {client.name!r}: X must be (rows, features), got {tuple(client.X.shape)}."
+                )
             if client.X.shape[1] != len(features):
                 raise Learn2pFedError(
                     f"client {client.name!r} has {client.X.shape[1]} features where {len(features)} are "
                     f"named ({', '.join(features[:8])}): give every client the same columns."
                 )
-        X, y = torch.cat([c.X for c in clients]), torch.cat([c.y for c in clients])
-        data = cls(tuple(c.name for c in clients), X, y, tuple(c.n_rows for c in clients), tuple(features))
+        joined = Samples.join([(c.name, c.X, c.y) for c in clients])
+        data = cls(joined.names, joined.X, joined.y, joined.sizes, tuple(features))
         data._check_columns()
         return data
 
@@ -119,26 +171,6 @@ class FederatedData:
     def n_features(self) -> int:
         """k."""
         return len(self.features)
-
-    def __len__(self) -> int:
-        """M."""
-        return len(self.names)
-
-    @cached_property
-    def starts(self) -> Tensor:
-        """Where each client's rows begin, and N, (M + 1,)."""
-        return torch.cat([torch.zeros(1, dtype=torch.int64), torch.tensor(self.sizes).cumsum(0)])
-
-    @cached_property
-    def owner(self) -> Tensor:
-        """Which client each row belongs to, (N,)."""
-        return torch.repeat_interleave(torch.arange(len(self)), torch.tensor(self.sizes))
-
-    @cached_property
-    def clients(self) -> tuple[ClientData, ...]:
-        """Each client's rows."""
-        parts = zip(self.names, *(torch.split(rows, list(self.sizes)) for rows in (self.X, self.y)), strict=True)
-        return tuple(ClientData(*part) for part in parts)
 
     def subset(self, chosen: Sequence[int]) -> FederatedData:
         """Some of the clients."""

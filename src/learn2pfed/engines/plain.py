@@ -11,13 +11,14 @@ from learn2pfed.algorithms.base import (
     Conversation,
     Exchange,
     Message,
+    Moment,
     Outcome,
     Programme,
     Progress,
     Traffic,
     Verdict,
 )
-from learn2pfed.data.federated import FederatedData
+from learn2pfed.data.federated import Samples
 from learn2pfed.engines.messages import encode, receive
 from learn2pfed.errors import MessageError
 
@@ -29,18 +30,21 @@ Wire = Callable[[int, int, bytes], bytes | None]
 
 def run_plain(
     algorithm: Conversation[S],
-    data: FederatedData,
+    data: Samples,
     progress: Progress | None = None,
     wire: Wire | None = None,
 ) -> Outcome:
     """Carry the whole conversation; `wire` lets a test lose or damage replies."""
     states = [algorithm.enter(index, client) for index, client in enumerate(data.clients)]
-    programme = algorithm.programme(len(data), data.n_features, progress)
+    programme = algorithm.programme(len(data), data.X.shape[1], progress)
     traffic = Traffic()
     missing: dict[int, int] = {}
-    exchange = next(programme)
-    while True:
+    exchange: Exchange | Moment | Verdict = next(programme)
+    while not isinstance(exchange, Verdict):
         replies: dict[int, Message] = {}
+        if isinstance(exchange, Moment):  # nobody is looking
+            exchange = following(programme, replies)
+            continue
         down = encode(exchange.broadcast)
         for i in exchange.clients:
             traffic += Traffic(bytes_down=len(down))
@@ -53,15 +57,11 @@ def run_plain(
             except MessageError:
                 missing[i] = missing.get(i, 0) + 1
         traffic += Traffic(n_exchanges=1)
-        verdict = _next(programme, replies)
-        if isinstance(verdict, Verdict):
-            break
-        exchange = verdict
-    served = sorted(verdict.served)
-    models = verdict.global_model.repeat(len(data), 1)
-    models[served] = torch.stack([algorithm.model(states[i]) for i in served])
-    insight = _stack([algorithm.insight(states[i]) for i in served])
-    return Outcome(models, verdict.global_model, verdict.history, insight, traffic, missing)
+        exchange = following(programme, replies)
+    verdict = exchange
+    own = [algorithm.model(states[i]) if i in verdict.served else verdict.global_model for i in range(len(data))]
+    insight = _stack([algorithm.insight(states[i]) for i in sorted(verdict.served)]) | dict(verdict.insight)
+    return Outcome(torch.stack(own), verdict.global_model, verdict.history, insight, traffic, missing)
 
 
 def _arrive(up: bytes, number: int, client: int, wire: Wire | None) -> bytes:
@@ -71,8 +71,8 @@ def _arrive(up: bytes, number: int, client: int, wire: Wire | None) -> bytes:
     return arrived
 
 
-def _next(programme: Programme, replies: dict[int, Message]) -> Exchange | Verdict:
-    """The programme's next exchange, or its verdict when it has ended."""
+def following(programme: Programme, replies: dict[int, Message]) -> Exchange | Moment | Verdict:
+    """What the programme does next, or its verdict when it has ended."""
     try:
         return programme.send(replies)
     except StopIteration as end:

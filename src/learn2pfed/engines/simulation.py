@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
 
-from learn2pfed.algorithms.base import Conversation, Outcome, Progress, Talk, Traffic
+from learn2pfed.algorithms.base import Fused, Outcome, Progress, Talk, Traffic
 from learn2pfed.data.federated import FederatedData
 from learn2pfed.engines.messages import size
 
-S = TypeVar("S")
 
-
-def run_simulation(algorithm: Conversation[S], data: FederatedData, progress: Progress | None = None) -> Outcome:
+def run_simulation(algorithm: Fused, data: FederatedData, progress: Progress | None = None) -> Outcome:
     """The algorithm's fused computation, with the bytes that the conversation would have cost."""
     outcome = algorithm.fused(data, progress)
     return replace(outcome, traffic=traffic_of(outcome.talks))

@@ -30,7 +30,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from learn2pfed.algorithms.base import Conversation, Message, Outcome, Programme, Progress, Specs
+from learn2pfed.algorithms.base import Conversation, Fused, Message, Outcome, Programme, Progress, Specs
 from learn2pfed.algorithms.learn2pfed.client import Client, ClientState
 from learn2pfed.algorithms.learn2pfed.server import Server
 from learn2pfed.algorithms.learn2pfed.wording import Sizes, broadcasts, talks
@@ -43,7 +43,7 @@ from learn2pfed.unrolled.theta import start_common, start_own
 from learn2pfed.unrolled.training import invite, learn, refit
 
 
-class Learn2pFed(Conversation[ClientState]):
+class Learn2pFed(Conversation[ClientState], Fused):
     """The conversation above; `fused` computes the same in one autograd graph."""
 
     name = "learn2pfed"

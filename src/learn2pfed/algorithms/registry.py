@@ -1,0 +1,44 @@
+"""Every baseline by name."""
+
+from __future__ import annotations
+
+from learn2pfed.algorithms.cfl import CFL
+from learn2pfed.algorithms.ditto import Ditto
+from learn2pfed.algorithms.fedavg import FedAvg
+from learn2pfed.algorithms.fedavg_ft import FedAvgFT
+from learn2pfed.algorithms.fedper import FedPer
+from learn2pfed.algorithms.fedprox import FedProx
+from learn2pfed.algorithms.fedprox_ft import FedProxFT
+from learn2pfed.algorithms.fedrep import FedRep
+from learn2pfed.algorithms.knn_per import KNNPer
+from learn2pfed.algorithms.local_only import LocalOnly
+from learn2pfed.algorithms.lp_proj import LpProj
+from learn2pfed.algorithms.pfedme import PFedMe
+from learn2pfed.algorithms.rounds import Rounds
+from learn2pfed.errors import Learn2pFedError
+
+BASELINES: dict[str, type[Rounds]] = {
+    method.name: method
+    for method in (
+        LocalOnly,
+        FedAvg,
+        FedProx,
+        FedAvgFT,
+        FedProxFT,
+        FedPer,
+        FedRep,
+        PFedMe,
+        Ditto,
+        LpProj,
+        CFL,
+        KNNPer,
+    )
+}
+"""In the order of the paper's tables."""
+
+
+def baseline(name: str) -> type[Rounds]:
+    """The baseline of that name."""
+    if name not in BASELINES:
+        raise Learn2pFedError(f"There is no algorithm {name!r}; there are {', '.join(BASELINES)}.")
+    return BASELINES[name]

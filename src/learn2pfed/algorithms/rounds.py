@@ -1,0 +1,242 @@
+"""The baselines' contract: rounds of telling, working at home, and gathering.
+
+A baseline says, in a file of its own, what a client keeps, what the server tells, what a client does with it, how the
+server gathers, and which model is the client's own. Everything is vector arithmetic on flat parameters, so that one
+text serves one client, (P,), and many on a leading axis, (m, P). Sampling, batches, messages, engines and scoring are
+not its business.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learn2pfed.algorithms.base import (
+    Conversation,
+    Exchange,
+    Message,
+    Moment,
+    Programme,
+    Progress,
+    Replies,
+    Spec,
+    Specs,
+    Verdict,
+)
+from learn2pfed.algorithms.local import Local, Optimizer
+from learn2pfed.algorithms.settings import RoundSettings
+from learn2pfed.data.federated import ClientData
+from learn2pfed.errors import DivergenceError, Learn2pFedError, MessageError
+from learn2pfed.models.network import Network
+from learn2pfed.tasks import Classification, Task
+
+SAMPLING = 7919
+"""Keeps the draw of clients apart from the draw of batches."""
+
+PATIENCE = 3
+"""So many rounds without a single answer end a run."""
+
+
+class Nothing(NamedTuple):
+    """What a client keeps where it keeps nothing."""
+
+
+class Server(NamedTuple):
+    """What the server holds."""
+
+    w: Tensor  # (P,)
+
+
+class Home(NamedTuple):
+    """A client between messages."""
+
+    number: int
+    kept: Any  # a NamedTuple of tensors, never sent
+    personal: Tensor  # the model that is its own once the server has said goodbye
+
+
+Told = list[tuple[Message, tuple[int, ...]]]
+"""What is said to whom."""
+
+
+class Rounds(Conversation[Home]):
+    """A baseline; the defaults are FedAvg's."""
+
+    title: ClassVar[str]
+    objective: ClassVar[str]
+    citation: ClassVar[str]
+    settings: RoundSettings
+    settings_class: ClassVar[type[RoundSettings]]
+    only_classification: ClassVar[bool] = False
+    scores_alone: ClassVar[bool] = False  # whether `scores` takes one client at a time
+
+    def __init__(self, settings: RoundSettings, network: Network, task: Task) -> None:
+        if not isinstance(settings, self.settings_class):
+            raise Learn2pFedError(f"{self.title} takes {self.settings_class.__name__}, got {type(settings).__name__}.")
+        if self.only_classification and not isinstance(task, Classification):
+            raise Learn2pFedError(f"{self.title} needs classes to predict, not numbers: leave it out for regression.")
+        self.settings = settings
+        self.network = network
+        self.task = task
+
+    # what a baseline says in its own file
+
+    def begin(self) -> Any:
+        """What a client keeps before the first round, common to all."""
+        return Nothing()
+
+    def opening(self, n_clients: int) -> Any:
+        """What the server holds before the first round."""
+        return Server(self.network.start)
+
+    def tells(self, server: Any, clients: tuple[int, ...]) -> Told:
+        """What the server says to these clients, at a round's start and at the end."""
+        return [({"w": server.w}, clients)]
+
+    @abstractmethod
+    def work(self, kept: Any, local: Local, heard: Message) -> tuple[Any, Message]:
+        """A client's part of a round: what it keeps, and what it sends."""
+
+    def gather(self, server: Any, t: int, replies: Replies) -> Any:
+        """The server's part of a round."""
+        return server._replace(w=mean_by_rows(replies, "w"))
+
+    def personal(self, kept: Any, local: Local, heard: Message) -> Tensor:
+        """The client's own model, given what the server says at the end."""
+        return local.each(heard["w"])
+
+    def scores(self, model: Tensor, local: Local, X: Tensor) -> Tensor:
+        """What the client's own model makes of X."""
+        return self.network.scores(model, X)
+
+    def sends(self) -> Specs:
+        """What a client's reply looks like, beside its number of rows."""
+        return {"w": self.vector()}
+
+    def time(self, kept: Any, heard: Message) -> int:
+        """Which round it is."""
+        return int(heard["round"])
+
+    def asks(self, t: int, n_clients: int) -> tuple[int, ...]:
+        """Who takes part in round t: a draw from (seed, t), the same for every method."""
+        count = round(self.settings.join * n_clients)
+        if count < 1:
+            raise Learn2pFedError(
+                f"join = {self.settings.join} of {n_clients} clients is no client at all: "
+                f"use at least {1 / n_clients:.3g}."
+            )
+        if count == n_clients:
+            return tuple(range(n_clients))
+        rng = np.random.default_rng([self.settings.seed, t, SAMPLING])
+        return tuple(sorted(rng.choice(n_clients, count, replace=False).tolist()))
+
+    # what they all share
+
+    def vector(self, size: int | None = None) -> Spec:
+        """A vector of so many numbers, P by default."""
+        return Spec((self.network.n_parameters if size is None else size,), self.network.dtype)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """Of the local steps, by the settings."""
+        how: Any = self.settings
+        return Optimizer(how.optimizer, how.lr, how.momentum, how.weight_decay)
+
+    def at_home(
+        self, X: Tensor, y: Tensor, places: Sequence[tuple[int, int, int]], *, axis: bool, time: int = 0
+    ) -> Local:
+        """The rows of some clients, each place being (where they begin, how many, whose)."""
+        starts, sizes, clients = (tuple(part) for part in zip(*places, strict=True))
+        seed, batch_size = self.settings.seed, self.settings.batch_size
+        return Local(self.network, self.task, X, y, starts, sizes, clients, axis, seed, time, batch_size)
+
+    def reply_specs(self) -> Specs:
+        """What a reply looks like where it arrives."""
+        sends = self.sends()
+        return {**sends, "n": Spec((), torch.int64)} if sends else {}
+
+    def answer(self, kept: Any, local: Local, heard: Message) -> tuple[Any, Message]:
+        """A round's work, with the number of rows beside what is sent."""
+        kept, reply = self.work(kept, local, heard)
+        return kept, {**reply, "n": local.n} if reply else {}
+
+    # the conversation, one client at a time
+
+    def enter(self, index: int, data: ClientData) -> Home:
+        """Before the first message."""
+        return Home(index, self.begin(), self.network.start)
+
+    def expects(self, kind: str, state: Home) -> Specs:
+        """What the server says, by kind."""
+        if kind not in ("round", "finish"):
+            raise MessageError(f"a message of kind {kind!r} came where round, finish are known.")
+        said = _at(self.tells(self.opening(1), (0,)), 0)[0][0]
+        return {name: Spec(tuple(tensor.shape), tensor.dtype) for name, tensor in said.items()}
+
+    def handle(self, kind: str, state: Home, data: ClientData, broadcast: Message) -> tuple[Home, Message]:
+        """Work for a round, or settle for a model at the end."""
+        time = self.time(state.kept, broadcast)
+        local = self.at_home(data.X, data.y, [(0, data.n_rows, state.number)], axis=False, time=time)
+        if kind == "finish":
+            return state._replace(personal=self.personal(state.kept, local, broadcast)), {}
+        kept, reply = self.answer(state.kept, local, broadcast)
+        return state._replace(kept=kept), reply
+
+    def model(self, state: Home) -> Tensor:
+        """The client's own model."""
+        return state.personal
+
+    def insight(self, state: Home) -> Mapping[str, Tensor]:
+        """Nothing beside the model."""
+        return {}
+
+    def programme(self, n_clients: int, n_features: int, progress: Progress | None) -> Programme:
+        """All rounds from the start."""
+        return self.rounds(n_clients, self.opening(n_clients), 0, progress)
+
+    def rounds(self, n_clients: int, server: Any, first: int, progress: Progress | None) -> Programme:
+        """The rounds from `first` on: tell, wait for answers, gather; at the end tell everybody."""
+        everyone, specs, silent = tuple(range(n_clients)), self.reply_specs(), 0
+        joined = torch.zeros(n_clients, dtype=torch.int64)
+        for t in range(first, self.settings.n_rounds):
+            replies: dict[int, Message] = {}
+            for said, clients in _at(self.tells(server, self.asks(t, n_clients)), t):
+                replies |= yield Exchange("round", said, specs, clients)
+            joined[list(replies)] += 1
+            silent = 0 if replies else silent + 1
+            if silent == PATIENCE:
+                raise DivergenceError(
+                    f"{self.title}: nobody gave a usable answer in rounds {t - PATIENCE + 2} to {t + 1}: "
+                    "if models left the finite numbers, lower the step size."
+                )
+            if replies:
+                server = self.gather(server, t, dict(sorted(replies.items())))
+            yield Moment(t + 1, _at(self.tells(server, everyone), t + 1), server)
+            if progress is not None:
+                progress(t + 1, float("nan"))
+        for said, clients in _at(self.tells(server, everyone), self.settings.n_rounds):
+            yield Exchange("finish", said, {}, clients)
+        held = server[0] if server else self.network.start
+        return Verdict(held, [], frozenset(everyone), {"joined": joined})
+
+
+def _at(told: Told, t: int) -> Told:
+    """With the number of the round, where anything is said at all."""
+    return [({**said, "round": torch.tensor(t)} if said else said, clients) for said, clients in told]
+
+
+def mean_by_rows(replies: Replies, name: str) -> Tensor:
+    """Σ n_i x_i / Σ n_i over those that answered."""
+    stacked = torch.stack([reply[name] for reply in replies.values()])
+    n = torch.stack([reply["n"] for reply in replies.values()]).to(stacked.dtype)
+    return (n / n.sum()) @ stacked
+
+
+def mean(replies: Replies, name: str) -> Tensor:
+    """Σ x_i / m over those that answered."""
+    return torch.stack([reply[name] for reply in replies.values()]).mean(0)

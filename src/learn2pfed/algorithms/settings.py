@@ -1,0 +1,61 @@
+"""What every baseline's settings have, and how a field says where tuning may look."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from learn2pfed.errors import Learn2pFedError, sentence
+
+
+@dataclass(frozen=True)
+class Span:
+    """Tuning looks between these, evenly in the logarithm."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Tuning looks at these."""
+
+    options: tuple[Any, ...]
+
+
+class RoundSettings(BaseModel):
+    """Rounds with some or all clients; unknown names are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    n_rounds: int = Field(500, ge=1, description="T, rounds")
+    join: float = Field(1.0, gt=0, le=1, description="share of the clients that take part in a round")
+    batch_size: int = Field(64, ge=1, description="B, rows of a step; a client with fewer uses all it has")
+    seed: int = Field(0, ge=0, description="of client draws and batches; experiments set it to the trial's")
+
+    @classmethod
+    def of(cls, **values: Any) -> Self:
+        """From names and values; a wrong one is one sentence, and an unknown name lists those that there are."""
+        unknown = [name for name in values if name not in cls.model_fields]
+        if unknown:
+            raise Learn2pFedError(f"There is no setting {unknown[0]!r}; there are {', '.join(cls.model_fields)}.")
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise Learn2pFedError(sentence(error)) from error
+
+    def changed(self, **values: Any) -> Self:
+        """The same with some values changed."""
+        return type(self).of(**(self.model_dump() | values))
+
+    @classmethod
+    def search_space(cls) -> dict[str, Span | Choice]:
+        """Where tuning may look, by setting."""
+        found = {}
+        for name, field in cls.model_fields.items():
+            for note in field.metadata:
+                if isinstance(note, (Span, Choice)):
+                    found[name] = note
+        return found

@@ -1,0 +1,183 @@
+"""The simulator of baselines: exchanges carried in memory; small networks for all clients at once, others one by one.
+
+The numbers are those of the plain engine to rounding, and so are the bytes that it says would have travelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from learn2pfed.algorithms.base import Exchange, Message, Moment, Outcome, Progress, Spec, Traffic, Verdict
+from learn2pfed.algorithms.local import Local
+from learn2pfed.algorithms.rounds import Rounds
+from learn2pfed.data.federated import Samples
+from learn2pfed.engines.messages import size
+from learn2pfed.engines.plain import following
+
+Observe = Callable[[int, "Simulator", Callable[[], Tensor]], None]
+"""Called after every round with its number, the simulator, and a function that gives the personal models, (M, P)."""
+
+EVALUATION_ROWS = 1024
+"""Samples that are scored at once."""
+
+
+class Snapshot(NamedTuple):
+    """All state between two rounds: a run that starts from it goes on as if it had never stopped."""
+
+    round: int
+    server: Any
+    kept: Any
+
+
+class Simulator:
+    """The state of all clients, on a leading axis."""
+
+    def __init__(self, algorithm: Rounds, data: Samples, start: Snapshot | None = None) -> None:
+        algorithm.task.check(data)
+        self.algorithm, self.data = algorithm, data
+        self.axis = algorithm.network.runs_for_all_at_once(data.X)
+        begin = algorithm.begin()
+        self.kept = tree(lambda x: x.expand(len(data), *x.shape).clone(), begin) if start is None else start.kept
+        self.first = 0 if start is None else start.round
+        self.server = algorithm.opening(len(data)) if start is None else start.server
+        self.traffic = Traffic()
+        self.missing: dict[int, int] = {}
+
+    def run(self, progress: Progress | None, observe: Observe | None) -> Outcome:
+        """All rounds that are left."""
+        algorithm, data = self.algorithm, self.data
+        programme = algorithm.rounds(len(data), self.server, self.first, progress)
+        models = algorithm.network.start.repeat(len(data), 1)
+        step: Exchange | Moment | Verdict = next(programme)
+        while not isinstance(step, Verdict):
+            if isinstance(step, Moment):
+                self.first, self.server = step.round, step.server
+                if observe is not None:
+                    observe(step.round, self, partial(self.personal, step.told))
+                step = following(programme, {})
+            elif step.kind == "finish":
+                self._count(step)
+                models[list(step.clients)] = self.personal([(step.broadcast, step.clients)])[list(step.clients)]
+                step = following(programme, {i: {} for i in step.clients})
+            else:
+                self._count(step)
+                step = following(programme, self._answers(step))
+        return Outcome(models, step.global_model, step.history, step.insight, self.traffic, self.missing)
+
+    def snapshot(self) -> Snapshot:
+        """What a run needs to go on later."""
+        return Snapshot(self.first, self.server, tree(torch.clone, self.kept))
+
+    def personal(self, told: Sequence[tuple[Message, tuple[int, ...]]]) -> Tensor:
+        """Every client's own model, given what each is told; nothing is kept."""
+        models = self.algorithm.network.start.repeat(len(self.data), 1)
+        for said, clients in told:
+            for group in self._groups(clients):
+                kept, local = self._home(group, said)
+                models[self._rows(group)] = self.algorithm.personal(kept, local, said)
+        return models
+
+    def _answers(self, exchange: Exchange) -> dict[int, Message]:
+        """What each client replies; what is not finite is refused, as a message would be."""
+        replies: dict[int, Message] = {}
+        for group in self._groups(exchange.clients):
+            kept, local = self._home(group, exchange.broadcast)
+            after, reply = self.algorithm.answer(kept, local, exchange.broadcast)
+            rows = self._rows(group)
+            tree(lambda old, new, rows=rows: old.__setitem__(rows, new), self.kept, after)
+            for place, i in enumerate(group):
+                own = {name: x[place] for name, x in reply.items()} if self.axis else reply
+                if all(bool(torch.isfinite(x).all()) for x in own.values()):
+                    replies[i] = own
+                else:
+                    self.missing[i] = self.missing.get(i, 0) + 1
+        return replies
+
+    def _home(self, group: tuple[int, ...], said: Message) -> tuple[Any, Local]:
+        kept = tree(lambda x: x[self._rows(group)], self.kept)
+        time = self.algorithm.time(kept, said)
+        return kept, home(self.algorithm, self.data, group, axis=self.axis, time=time)
+
+    def _rows(self, group: tuple[int, ...]) -> Any:
+        return list(group) if self.axis else group[0]
+
+    def _groups(self, clients: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Clients that are computed together: of similar size, so that few wait for others; or each alone."""
+        return (
+            similar(clients, self.data.sizes, self.algorithm.settings.batch_size)
+            if self.axis
+            else [(i,) for i in clients]
+        )
+
+    def _count(self, exchange: Exchange) -> None:
+        said = tuple((name, Spec(tuple(x.shape), x.dtype)) for name, x in exchange.broadcast.items())
+        down, up = _bytes(said), _bytes(tuple(exchange.reply.items()))
+        m = len(exchange.clients)
+        self.traffic += Traffic(up * m, down * m, 1)
+
+
+def run_rounds(
+    algorithm: Rounds,
+    data: Samples,
+    progress: Progress | None = None,
+    observe: Observe | None = None,
+    start: Snapshot | None = None,
+) -> Outcome:
+    """A baseline on all clients' training rows."""
+    return Simulator(algorithm, data, start).run(progress, observe)
+
+
+def marks_of(algorithm: Rounds, models: Tensor, train: Samples, test: Samples) -> Tensor:
+    """How well each client's own model does on its own samples, (N,): squared errors, or 1 where it is right."""
+    algorithm.task.check(test)
+    axis = algorithm.network.runs_for_all_at_once(test.X) and not algorithm.scores_alone
+    marks = torch.empty(len(test.y), dtype=models.dtype)
+    everyone = tuple(range(len(test)))
+    with torch.no_grad():
+        for group in similar(everyone, test.sizes, 1) if axis else [(i,) for i in everyone]:
+            local = home(algorithm, train, group, axis=axis)
+            sizes, starts = (torch.tensor([values[i] for i in group]) for values in (test.sizes, test.starts.tolist()))
+            steps = torch.arange(int(sizes.max()))
+            rows = starts[:, None] + steps.minimum(sizes[:, None] - 1)
+            for part in torch.split(rows, EVALUATION_ROWS, 1):
+                X, y = test.X[part], test.y[part]
+                if axis:
+                    scores = algorithm.scores(models[list(group)], local, X)
+                else:
+                    scores = algorithm.scores(models[group[0]], local, X[0])[None]
+                marks[part] = algorithm.task.marks(scores, y).to(marks.dtype)
+    return marks
+
+
+def home(algorithm: Rounds, data: Samples, group: tuple[int, ...], *, axis: bool, time: int = 0) -> Local:
+    """Some clients' rows."""
+    places = [(int(data.starts[i]), data.sizes[i], i) for i in group]
+    return algorithm.at_home(data.X, data.y, places, axis=axis, time=time)
+
+
+def similar(clients: Sequence[int], sizes: Sequence[int], batch_size: int) -> list[tuple[int, ...]]:
+    """Clients by number of batches, in groups in which the largest has less than twice those of the smallest."""
+    batches = {i: -(-sizes[i] // batch_size) for i in clients}
+    groups: list[list[int]] = []
+    for i in sorted(clients, key=lambda i: (batches[i], i)):
+        if not groups or batches[i] >= 2 * batches[groups[-1][0]] > 2:
+            groups.append([])
+        groups[-1].append(i)
+    return [tuple(sorted(group)) for group in groups]
+
+
+def tree(function: Callable[..., Any], *trees: Any) -> Any:
+    """The function on every tensor of nested NamedTuples."""
+    if isinstance(trees[0], Tensor):
+        return function(*trees)
+    return type(trees[0])(*(tree(function, *parts) for parts in zip(*trees, strict=True)))
+
+
+@cache
+def _bytes(specs: tuple[tuple[str, Spec], ...]) -> int:
+    return size(dict(specs))

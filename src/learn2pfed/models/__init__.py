@@ -1,0 +1,1 @@
+"""Networks by name, or one's own `nn.Module`, as functions of one flat vector of parameters."""

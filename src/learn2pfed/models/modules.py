@@ -1,0 +1,152 @@
+"""The networks that have a name: linear, MLP, LSTM, and three CNNs. The last layer of each is called `head`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from learn2pfed.errors import Learn2pFedError
+from learn2pfed.models.network import Network
+
+Shape = tuple[int, ...]
+"""Of one sample, as (4,) for four features, (96,) for a series of 96 values, (1, 28, 28) for a grey image."""
+
+
+class Linear(nn.Module):
+    """scores = x W' (+ b): all of it is head."""
+
+    def __init__(self, n_inputs: int, n_outputs: int, bias: bool = True) -> None:
+        super().__init__()
+        self.head = nn.Linear(n_inputs, n_outputs, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, k) to (n, outputs)."""
+        scores: Tensor = self.head(x.flatten(1))
+        return scores
+
+
+class MLP(nn.Module):
+    """Fully connected layers with ReLU between."""
+
+    def __init__(self, n_inputs: int, n_outputs: int, hidden: Sequence[int] = (32, 32)) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise((n_inputs, *hidden)))
+        self.head = nn.Linear((n_inputs, *hidden)[-1], n_outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, ...) to (n, outputs)."""
+        x = x.flatten(1)
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        scores: Tensor = self.head(x)
+        return scores
+
+
+class LSTM(nn.Module):
+    """One layer of LSTM over a series, then a linear head on its last state.
+
+    The gates are those of `nn.LSTM`, written out, so that all clients can run at once:
+    i, f, o = σ(·), g = tanh(·) of  W_x x_t + W_h h + b;  c = f c + i g;  h = o tanh(c).
+    """
+
+    def __init__(self, n_inputs: int, n_outputs: int, hidden: int = 32) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.input = nn.Linear(n_inputs, 4 * hidden)
+        self.recurrent = nn.Linear(hidden, 4 * hidden, bias=False)
+        self.head = nn.Linear(hidden, n_outputs)
+        for layer in (self.input, self.recurrent):
+            for parameter in layer.parameters():
+                nn.init.uniform_(parameter, -(hidden**-0.5), hidden**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, T) or (n, T, inputs) to (n, outputs)."""
+        x = x.unsqueeze(-1) if x.ndim == 2 else x
+        driven = self.input(x)
+        h = c = x.new_zeros(len(x), self.hidden)
+        for t in range(x.shape[1]):
+            i, f, g, o = (driven[:, t] + self.recurrent(h)).chunk(4, -1)
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+            h = torch.sigmoid(o) * torch.tanh(c)
+        scores: Tensor = self.head(h)
+        return scores
+
+
+class CNN(MLP):
+    """Convolutions 5 x 5 with ReLU, each followed by a 2 x 2 maximum, then fully connected layers with ReLU."""
+
+    def __init__(
+        self, shape: Shape, n_outputs: int, channels: Sequence[int], hidden: Sequence[int], first_padding: int = 0
+    ) -> None:
+        depth, height, width = shape
+        convolutions = nn.ModuleList()
+        for place, wide in enumerate(channels):
+            padding = 0 if place else first_padding
+            convolutions.append(nn.Conv2d(depth, wide, 5, padding=padding))
+            depth, height, width = wide, (height + 2 * padding - 4) // 2, (width + 2 * padding - 4) // 2
+        if min(height, width) < 1:
+            raise Learn2pFedError(f"Images of {shape[1]} x {shape[2]} pixels are too small for this network.")
+        super().__init__(depth * height * width, n_outputs, hidden)
+        self.convolutions = convolutions
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, colours, height, width) to (n, outputs)."""
+        for convolution in self.convolutions:
+            x = torch.relu(nn.functional.max_pool2d(convolution(x), 2))
+        return super().forward(x)
+
+
+def _series(shape: Shape) -> int:
+    """Inputs at one time: (T,) has one, (T, f) has f."""
+    return shape[1] if len(shape) == 2 else 1
+
+
+MODELS: dict[str, tuple[str, int | None, Callable[..., nn.Module]]] = {
+    "linear": (
+        "one linear layer; bias = false: no constant",
+        None,
+        lambda s, n, **o: Linear(prod(s), n, **o),
+    ),
+    "mlp": ("fully connected, hidden = [32, 32]", None, lambda s, n, **o: MLP(prod(s), n, **o)),
+    "lstm": ("one LSTM layer over a series, hidden = 32", None, lambda s, n, **o: LSTM(_series(s), n, **o)),
+    "lenet": (
+        "CIFAR-10 in the paper: conv 6, conv 16, fc 120, fc 84; 62,006 parameters",
+        3,
+        lambda s, n: CNN(s, n, (6, 16), (120, 84)),
+    ),
+    "cnn-10-20": (
+        "Fashion-MNIST in the paper: conv 10, conv 20; 10,290 parameters",
+        3,
+        lambda s, n: CNN(s, n, (10, 20), (), first_padding=2),
+    ),
+    "cnn-32-64": (
+        "the public libraries': conv 32, conv 64, fc 512; 582,026 parameters on Fashion-MNIST",
+        3,
+        lambda s, n: CNN(s, n, (32, 64), (512,)),
+    ),
+}
+"""By name: what it is, how many axes a sample must have, and how it is made from a sample's shape."""
+
+
+def build(name: str, shape: Shape, n_outputs: int, seed: int = 0, **options: object) -> Network:
+    """A network by name for samples of this shape, its parameters drawn with the seed.
+
+    >>> build("lenet", (3, 32, 32), 10).n_parameters, build("cnn-10-20", (1, 28, 28), 10).n_parameters
+    (62006, 10290)
+    """
+    if name not in MODELS:
+        raise Learn2pFedError(f"There is no model {name!r}; there are {', '.join(MODELS)}.")
+    _, n_axes, make = MODELS[name]
+    if n_axes is not None and len(shape) != n_axes:
+        raise Learn2pFedError(f"model {name!r} takes images (colours, height, width), got samples of shape {shape}.")
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        try:
+            module = make(shape, n_outputs, **options)
+        except TypeError as error:
+            raise Learn2pFedError(f"model {name!r} does not take {options}: {MODELS[name][0]}.") from error
+    return Network(module)

@@ -1,0 +1,178 @@
+"""A network as a function of one flat vector of parameters, for one client or for many at once.
+
+Federated mathematics (averages, proximal terms, projections) then is vector arithmetic, and the same formula serves one
+client, (P,), and several on a leading axis, (m, P).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from learn2pfed.errors import Learn2pFedError
+
+Part = Literal["all", "body", "head"]
+
+Tensors = Mapping[str, Tensor]
+
+SMALL = 200_000
+"""Networks with at most so many parameters and no convolution run for all clients at once."""
+
+
+class Network:
+    """Any `nn.Module`; `head` names the submodule that personalised methods keep at home (None: there is none).
+
+    >>> network = Network(nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1)), head="2")
+    >>> network.n_parameters, int(network.is_head.sum())
+    (11, 3)
+    >>> network.scores(network.start, torch.zeros(5, 3)).shape
+    torch.Size([5, 1])
+    """
+
+    def __init__(self, module: nn.Module, head: str | None = "head") -> None:
+        self.module = copy.deepcopy(module)
+        self.head = head
+        parameters = dict(self.module.named_parameters())
+        _refuse_what_draws_or_remembers(self.module)
+        if not parameters:
+            raise Learn2pFedError(f"{type(module).__name__} has no parameters to learn.")
+        self.shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        self.sizes = [parameter.numel() for parameter in parameters.values()]
+        self.n_parameters = sum(self.sizes)
+        self.has_convolutions = any(isinstance(part, nn.modules.conv._ConvNd) for part in self.module.modules())
+        self.names: dict[Part, frozenset[str]] = {"all": frozenset(parameters)}
+        inside = {name for name in parameters if head is not None and name.startswith(f"{head}.")}
+        if head is not None and not inside:
+            known = dict.fromkeys(name.rpartition(".")[0] for name in parameters)
+            raise Learn2pFedError(
+                f"The network has no parameters in a part called {head!r}; there are {', '.join(filter(None, known))}."
+            )
+        self.names |= {"head": frozenset(inside), "body": self.names["all"] - inside}
+        self.start = self.flatten({name: parameter.detach() for name, parameter in parameters.items()})
+        self.module.requires_grad_(False)
+
+    def to(self, dtype: torch.dtype) -> Network:
+        """The same network in another precision."""
+        return Network(copy.deepcopy(self.module).to(dtype).requires_grad_(True), self.head)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the parameters, and of what goes in."""
+        return self.start.dtype
+
+    @cached_property
+    def is_head(self) -> Tensor:
+        """Which entries of the flat vector belong to the head, (P,)."""
+        return self.mask("head")
+
+    def mask(self, part: Part) -> Tensor:
+        """Which entries of the flat vector belong to the part, (P,)."""
+        names, sizes = self.names[part], torch.tensor(self.sizes)
+        return torch.repeat_interleave(torch.tensor([name in names for name in self.shapes]), sizes)
+
+    def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of (..., P) by parameter, (..., *shape). Filters lie in memory with their channels last."""
+        parts = zip(self.shapes.items(), torch.split_with_sizes(flat, self.sizes, -1), strict=True)
+        return {name: _view(part, shape) for (name, shape), part in parts}
+
+    def flatten(self, tensors: Tensors) -> Tensor:
+        """The inverse; parameters that are not given are zero."""
+        first = next(iter(tensors.items()))
+        lead = first[1].shape[: first[1].ndim - len(self.shapes[first[0]])]
+        parts = [
+            _line(tensors[name], shape) if name in tensors else first[1].new_zeros(*lead, size)
+            for (name, shape), size in zip(self.shapes.items(), self.sizes, strict=True)
+        ]
+        return torch.cat(parts, -1)
+
+    def cut(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        """Body and head of (..., P)."""
+        return flat[..., ~self.is_head], flat[..., self.is_head]
+
+    def join(self, body: Tensor, head: Tensor) -> Tensor:
+        """The inverse; either may lack the client axis that the other has."""
+        lead = max(body.shape[:-1], head.shape[:-1], key=len)
+        flat = body.new_empty(*lead, self.n_parameters)
+        flat[..., ~self.is_head], flat[..., self.is_head] = body, head
+        return flat
+
+    def leaves(self, flat: Tensor, part: Part) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """All parameters as views, and those of `part`, by which a loss can be differentiated."""
+        views = self.unflatten(flat.detach())
+        wanted = {name: view.detach().requires_grad_() for name, view in views.items() if name in self.names[part]}
+        return views | wanted, wanted
+
+    def scores(self, parameters: Tensor | Tensors, X: Tensor) -> Tensor:
+        """(n, ...) to (n, outputs); with a leading client axis in both where the parameters have one."""
+        return self._call(self.module, parameters, X)
+
+    def features(self, parameters: Tensor | Tensors, X: Tensor) -> Tensor:
+        """What the head receives, (n, F)."""
+        return self._call(self._without_head, parameters, X)
+
+    @cached_property
+    def _without_head(self) -> nn.Module:
+        if self.head is None:
+            raise Learn2pFedError("The network has no head, so nothing says which of its layers gives the features.")
+        body = copy.deepcopy(self.module)
+        body.set_submodule(self.head, nn.Identity())
+        return body
+
+    def _call(self, module: nn.Module, parameters: Tensor | Tensors, X: Tensor) -> Tensor:
+        tensors = dict(self.unflatten(parameters) if isinstance(parameters, Tensor) else parameters)
+        name, tensor = next(iter(tensors.items()))
+        if module is not self.module:
+            tensors = {name: tensor for name, tensor in tensors.items() if name in self.names["body"]}
+        if tensor.ndim > len(self.shapes[name]):
+            together: Tensor = vmap(lambda p, x: _apply(module, p, x))(tensors, X)
+            return together
+        if self.has_convolutions and X.ndim == 4:
+            X = X.contiguous(memory_format=torch.channels_last)
+        return _apply(module, tensors, X)
+
+    def runs_for_all_at_once(self, X: Tensor) -> bool:
+        """Whether clients share a leading axis: small networks without convolutions that torch can vectorise."""
+        if self.has_convolutions or self.n_parameters > SMALL:
+            return False
+        try:
+            self.scores(self.start.expand(2, -1), X[:1].expand(2, *X[:1].shape))
+        except RuntimeError:
+            return False
+        return True
+
+
+def _apply(module: nn.Module, tensors: dict[str, Tensor], X: Tensor) -> Tensor:
+    scores: Tensor = functional_call(module, tensors, (X,), tie_weights=False)
+    return scores
+
+
+def _view(part: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if len(shape) != 4:
+        return part.view(*part.shape[:-1], *shape)
+    outputs, inputs, height, width = shape
+    return part.view(*part.shape[:-1], outputs, height, width, inputs).movedim(-1, -3)
+
+
+def _line(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if len(shape) == 4:
+        tensor = tensor.movedim(-3, -1)
+    return tensor.flatten(tensor.ndim - len(shape)) if len(shape) > 1 else tensor
+
+
+def _refuse_what_draws_or_remembers(module: nn.Module) -> None:
+    for name, part in module.named_modules():
+        if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats:
+            raise Learn2pFedError(
+                f"{name or type(part).__name__} keeps running statistics, which belong to no client: "
+                "use nn.GroupNorm or nn.LayerNorm."
+            )
+        if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
+            raise Learn2pFedError(
+                f"{name or type(part).__name__} draws at random, so that no run could be repeated: use weight_decay."
+            )
