@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "learn2pfed"
 ORDER = (
     "errors",
+    "search",
     "data",
     "models",
     "tasks",

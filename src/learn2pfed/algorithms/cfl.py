@@ -30,7 +30,7 @@ from torch import Tensor
 from learn2pfed.algorithms.base import Message, Replies, Specs
 from learn2pfed.algorithms.local import Local, LocalSettings, Memory
 from learn2pfed.algorithms.rounds import Rounds, Told
-from learn2pfed.algorithms.settings import Span
+from learn2pfed.search import Span
 
 
 class CFLSettings(LocalSettings):

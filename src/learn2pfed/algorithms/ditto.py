@@ -25,7 +25,7 @@ from torch import Tensor
 from learn2pfed.algorithms.base import Message, Replies, Specs
 from learn2pfed.algorithms.local import Local, LocalSettings, Memory, towards
 from learn2pfed.algorithms.rounds import Rounds, Server, mean_by_rows
-from learn2pfed.algorithms.settings import Choice, Span
+from learn2pfed.search import Choice, Span
 
 
 class DittoSettings(LocalSettings):

@@ -22,7 +22,7 @@ from learn2pfed.algorithms.base import Message
 from learn2pfed.algorithms.fedavg import FedAvg
 from learn2pfed.algorithms.local import Local, LocalSettings, towards
 from learn2pfed.algorithms.rounds import Nothing
-from learn2pfed.algorithms.settings import Choice, Span
+from learn2pfed.search import Choice, Span
 
 
 class FineTuneSettings(LocalSettings):

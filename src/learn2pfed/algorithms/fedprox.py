@@ -20,7 +20,7 @@ from learn2pfed.algorithms.base import Message
 from learn2pfed.algorithms.fedavg import FedAvg
 from learn2pfed.algorithms.local import Local, LocalSettings, towards
 from learn2pfed.algorithms.rounds import Nothing
-from learn2pfed.algorithms.settings import Span
+from learn2pfed.search import Span
 
 
 class FedProxSettings(LocalSettings):

@@ -24,7 +24,7 @@ from torch import Tensor
 from learn2pfed.algorithms.base import Message
 from learn2pfed.algorithms.fedper import FedPer, Kept
 from learn2pfed.algorithms.local import Local, LocalSettings
-from learn2pfed.algorithms.settings import Choice
+from learn2pfed.search import Choice
 
 
 class FedRepSettings(LocalSettings):

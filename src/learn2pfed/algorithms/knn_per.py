@@ -25,7 +25,7 @@ from torch import Tensor
 
 from learn2pfed.algorithms.fedavg import FedAvg
 from learn2pfed.algorithms.local import Local, LocalSettings
-from learn2pfed.algorithms.settings import Choice, Span
+from learn2pfed.search import Choice, Span
 
 GRID = 101
 """Values of λ between 0 and 1 among which a client chooses."""

@@ -16,8 +16,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from learn2pfed.algorithms.settings import RoundSettings, Span
+from learn2pfed.algorithms.settings import RoundSettings
 from learn2pfed.models.network import Network, Part
+from learn2pfed.search import Span
 from learn2pfed.tasks import Task
 
 

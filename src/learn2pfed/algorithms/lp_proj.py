@@ -28,7 +28,8 @@ from torch import Tensor
 from learn2pfed.algorithms.base import Message, Replies, Specs
 from learn2pfed.algorithms.local import Local
 from learn2pfed.algorithms.rounds import Rounds, Server, mean
-from learn2pfed.algorithms.settings import Choice, RoundSettings, Span
+from learn2pfed.algorithms.settings import RoundSettings
+from learn2pfed.search import Choice, Span
 
 PROJECTION = 104_729
 """Keeps the draw of P apart from the other draws."""

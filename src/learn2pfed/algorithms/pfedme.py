@@ -27,7 +27,8 @@ from torch import Tensor
 from learn2pfed.algorithms.base import Message, Replies
 from learn2pfed.algorithms.local import Local
 from learn2pfed.algorithms.rounds import Nothing, Rounds, Server, mean
-from learn2pfed.algorithms.settings import Choice, RoundSettings, Span
+from learn2pfed.algorithms.settings import RoundSettings
+from learn2pfed.search import Choice, Span
 
 
 class PFedMeSettings(RoundSettings):
@@ -38,7 +39,7 @@ class PFedMeSettings(RoundSettings):
     eta: Annotated[float, Span(3e-3, 1e-1)] = Field(0.01, gt=0, description="η, step size of w_i")
     beta: Annotated[float, Choice((1.0, 2.0))] = Field(1.0, gt=0, description="β, how far the server follows")
     n_inner: Annotated[int, Choice((3, 5, 7))] = Field(5, ge=1, description="K, steps of θ on a batch")
-    n_batches: Annotated[int, Choice((4, 20))] = Field(20, ge=1, description="R, batches a round")
+    n_batches: int = Field(20, ge=1, description="R, batches a round")
     weight_decay: float = Field(0.0, ge=0, description="of θ; 0.001 in the authors' code")
 
 

@@ -1,28 +1,12 @@
-"""What every baseline's settings have, and how a field says where tuning may look."""
+"""What every baseline's settings have."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from learn2pfed.errors import Learn2pFedError, sentence
-
-
-@dataclass(frozen=True)
-class Span:
-    """Tuning looks between these, evenly in the logarithm."""
-
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Tuning looks at these."""
-
-    options: tuple[Any, ...]
 
 
 class RoundSettings(BaseModel):
@@ -49,13 +33,3 @@ class RoundSettings(BaseModel):
     def changed(self, **values: Any) -> Self:
         """The same with some values changed."""
         return type(self).of(**(self.model_dump() | values))
-
-    @classmethod
-    def search_space(cls) -> dict[str, Span | Choice]:
-        """Where tuning may look, by setting."""
-        found = {}
-        for name, field in cls.model_fields.items():
-            for note in field.metadata:
-                if isinstance(note, (Span, Choice)):
-                    found[name] = note
-        return found

@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 
 import learn2pfed.cli.experiments
-import learn2pfed.cli.own  # noqa: F401, each module adds its commands
+import learn2pfed.cli.own
+import learn2pfed.cli.tune  # noqa: F401, each module adds its commands
 from learn2pfed.cli.common import app
 from learn2pfed.errors import Learn2pFedError
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
+from pydantic.fields import FieldInfo
 from rich.markup import escape
 
+from learn2pfed.algorithms.learn2pfed import Learn2pFed
+from learn2pfed.algorithms.local import LocalSettings
+from learn2pfed.algorithms.registry import BASELINES
 from learn2pfed.cli.common import app, changes_of, console, folder_for, progress_bar, rich_table
 from learn2pfed.errors import Learn2pFedError
 from learn2pfed.experiments.base import Experiment, Task
 from learn2pfed.experiments.registry import EXPERIMENTS, configure, find, restore, run_all
+from learn2pfed.models.modules import MODELS
 from learn2pfed.report.docs import update_tables
 from learn2pfed.report.html import write_report
 from learn2pfed.report.tables import Table, mean_std, tables
@@ -38,6 +43,10 @@ def run(
     change: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE, e.g. learn2pfed.n_cells=5; may be repeated.")
     ] = None,
+    tuned: Annotated[
+        Path | None,
+        typer.Option(help="Tuned settings, by learn2pfed tune; default: those that come along."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/EXPERIMENT, numbered if taken.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Processes at once.")] = os.cpu_count() or 1,
@@ -54,7 +63,9 @@ def run(
         begun = read_results(path)
         config, preset = restore(chosen, begun.config), begun.preset
     else:
-        config = configure(chosen, preset, changes)
+        if tuned is not None and not tuned.exists():
+            raise Learn2pFedError(f"{tuned} does not exist: make it with learn2pfed tune {experiment}.")
+        config = configure(chosen, preset, changes, tuned)
     fresh = Results(experiment=experiment, preset=preset, versions=versions(), config=config.model_dump(mode="json"))
     tasks = chosen.tasks(config)
     folder = RunFolder.open(path, fresh, resume=resume)
@@ -123,9 +134,45 @@ def report(
         console.print(f"Report: {escape(str(page))}", soft_wrap=True)
 
 
-@app.command("list")
-def list_() -> None:
-    """Show the experiments, their presets and what can be set."""
+@app.command(
+    "list",
+    epilog="Examples:\n\n  learn2pfed list\n\n  learn2pfed list algorithms",
+)
+def list_(
+    what: Annotated[
+        Literal["all", "algorithms", "models", "experiments"], typer.Argument(help="What to show.")
+    ] = "all",
+) -> None:
+    """Show algorithms with objective, citation and settings; models; experiments, their presets and what can be set."""
+    if what in ("all", "algorithms"):
+        _list_algorithms()
+    if what in ("all", "models"):
+        known = tuple((name, about) for name, (about, _, _) in MODELS.items())
+        console.print(rich_table(Table("Models, by name; any nn.Module works too", ("name", "what it is"), known)))
+    if what in ("all", "experiments"):
+        _list_experiments()
+
+
+def _list_algorithms() -> None:
+    found = [("learn2pfed", Learn2pFed.objective, Learn2pFed.citation)]
+    found += [(name, method.objective, method.citation) for name, method in BASELINES.items()]
+    console.print(rich_table(Table("Algorithms", ("name", "objective", "citation"), tuple(found)), "learn2pfed"))
+    common = LocalSettings.model_fields
+    rows = [("most", *_field(name, common[name])) for name in common]
+    for method in BASELINES.values():
+        fields = method.settings_class.model_fields
+        rows += [(method.name, *_field(name, fields[name])) for name in fields if name not in common]
+    console.print(rich_table(Table("Their settings", ("of", "name", "default", "what it is"), tuple(rows))))
+    console.print(
+        "pfedme and lp-proj take n_rounds, join, batch_size and seed of the first group; learn2pfed: see below.\n"
+    )
+
+
+def _field(name: str, field: FieldInfo) -> tuple[str, str, str]:
+    return name, _value(field.default), field.description or ""
+
+
+def _list_experiments() -> None:
     for experiment in EXPERIMENTS.values():
         console.print(f"[bold]{experiment.name}[/bold]  {escape(experiment.title)}")
         console.print(f"  {escape(experiment.about)}")
@@ -134,7 +181,7 @@ def list_() -> None:
         rows = tuple(
             (name, _value(getattr(default, name)), field.description or "")
             for name, field in experiment.config_class.model_fields.items()
-            if not isinstance(getattr(default, name), Settings)
+            if not isinstance(getattr(default, name), (Settings, dict))
         )
         console.print(rich_table(Table("--set NAME=VALUE", ("name", "default", "what it is"), rows)))
         console.print()

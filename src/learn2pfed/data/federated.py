@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -101,6 +102,19 @@ class Samples:
     def owner(self) -> Tensor:
         """Which client each row belongs to, (N,)."""
         return torch.repeat_interleave(torch.arange(len(self)), torch.tensor(self.sizes))
+
+    def pick(self, chosen: Tensor) -> Self:
+        """Only some of each client's rows; `chosen` is a mask, (N,)."""
+        counts = torch.zeros(len(self), dtype=torch.int64).index_add_(0, self.owner, chosen.long())
+        return replace(self, X=self.X[chosen], y=self.y[chosen], sizes=tuple(counts.tolist()))
+
+    def held_out(self, share: float, seed: int) -> Tensor:
+        """A mask of this share of each client's rows, drawn with the seed: at least one, but not the last."""
+        mask = torch.zeros(len(self.y), dtype=torch.bool)
+        for i, (start, size) in enumerate(zip(self.starts.tolist(), self.sizes, strict=False)):
+            rng = np.random.default_rng([seed, i])
+            mask[start + rng.permutation(size)[: min(size - 1, max(1, round(share * size)))]] = True
+        return mask
 
     @cached_property
     def clients(self) -> tuple[ClientData, ...]:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from learn2pfed.algorithms.base import Outcome
 from learn2pfed.data.polynomial import Polynomial
+from learn2pfed.errors import Learn2pFedError
 from learn2pfed.results.records import Detail, Row
+from learn2pfed.search import Space
 
 
 class Task(NamedTuple):
@@ -51,6 +54,7 @@ class Experiment(ABC):
     about: ClassVar[str]
     config_class: ClassVar[type[Config]]
     presets: ClassVar[dict[str, dict[str, Any]]]
+    variants: ClassVar[tuple[str, ...]] = ()  # ways to run one method, "METHOD, VARIANT", side by side in tables
 
     @abstractmethod
     def tasks(self, config: Any) -> list[Task]:
@@ -59,6 +63,14 @@ class Experiment(ABC):
     @abstractmethod
     def run(self, config: Any, task: Task) -> Done:
         """Do one fit."""
+
+    def tunable(self, config: Any) -> dict[str, Space]:
+        """Where tuning may look, by method as the configuration names it."""
+        return {}
+
+    def validate(self, config: Any, key: str) -> float:
+        """How well one of the tunable methods does on validation data with this configuration; smaller is better."""
+        raise Learn2pFedError(f"{self.name} has nothing to tune.")
 
     @abstractmethod
     def rank(self, algorithm: str) -> float:
@@ -69,21 +81,42 @@ class Experiment(ABC):
         """The columns of the table, in order."""
 
 
-def timed(fit: Callable[[], Outcome]) -> tuple[Outcome, float]:
-    """The outcome and the CPU seconds that it took."""
+T = TypeVar("T")
+
+
+def timed(fit: Callable[[], T]) -> tuple[T, float]:
+    """What it gives, and the CPU seconds that it took."""
     start = time.process_time()
     return fit(), time.process_time() - start
 
 
+def by_client(study: Polynomial, outcome: Outcome) -> NDArray[np.float64]:
+    """Mean squared error to the noise-free function on each client's own x."""
+    clients = enumerate(study.data.clients)
+    return np.array([np.mean((c.X.numpy() @ outcome.models[i].numpy() - study.truth(i)) ** 2) for i, c in clients])
+
+
 def curve_errors(study: Polynomial, outcome: Outcome) -> dict[str, float]:
-    """MSE and RMSE to the noise-free function on each client's own x, each averaged over clients."""
-    by_client = np.array(
-        [
-            np.mean((client.X.numpy() @ outcome.models[i].numpy() - study.truth(i)) ** 2)
-            for i, client in enumerate(study.data.clients)
-        ]
-    )
-    return {"RMSE": float(np.sqrt(by_client).mean()), "MSE": float(by_client.mean())}
+    """RMSE and MSE to the noise-free function on each client's own x, each averaged over clients."""
+    mse = by_client(study, outcome)
+    return {"RMSE": float(np.sqrt(mse).mean()), "MSE": float(mse.mean())}
+
+
+def over_clients(
+    metric: str, values: NDArray[np.float64], sizes: Sequence[int], *, larger_is_better: bool
+) -> dict[str, float]:
+    """A metric by client in four numbers: mean, weighted by samples, standard deviation, and the worst tenth's mean.
+
+    >>> over_clients("RMSE", np.array([1.0, 3.0]), [3, 1], larger_is_better=False)["RMSE, weighted by samples"]
+    1.5
+    """
+    worst = np.sort(values)[:: 1 if larger_is_better else -1][: max(1, round(len(values) / 10))]
+    return {
+        metric: float(values.mean()),
+        f"{metric}, weighted by samples": float(np.average(values, weights=sizes)),
+        f"{metric}, std over clients": float(values.std(ddof=1)) if len(values) > 1 else 0.0,
+        f"{metric}, worst tenth of clients": float(worst.mean()),
+    }
 
 
 def rows_of(task: Task, outcome: Outcome, seconds: float, errors: dict[str, float]) -> list[Row]:

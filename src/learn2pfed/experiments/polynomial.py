@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
 from learn2pfed.algorithms.base import Outcome
 from learn2pfed.algorithms.closed_form import exact_inner, local_only, one_for_all, oracle, reml
 from learn2pfed.algorithms.learn2pfed import Learn2pFed
+from learn2pfed.algorithms.registry import BASELINES
+from learn2pfed.algorithms.rounds import Rounds
+from learn2pfed.data.federated import Samples
 from learn2pfed.data.polynomial import BASE, Polynomial, polynomial
 from learn2pfed.engines.plain import run_plain
 from learn2pfed.engines.simulation import run_simulation
@@ -22,12 +27,17 @@ from learn2pfed.experiments.base import (
     Done,
     Experiment,
     Task,
+    by_client,
     by_setting_and_metric,
-    curve_errors,
+    over_clients,
     rows_of,
     timed,
 )
+from learn2pfed.experiments.comparing import OwnSettings, ProtocolConfig, fit
+from learn2pfed.models.modules import build
 from learn2pfed.results.records import Detail, Row, rounded
+from learn2pfed.search import Space, search_space
+from learn2pfed.tasks import Regression
 from learn2pfed.unrolled.settings import Settings
 
 Sizes = Literal["equal", "random"]
@@ -75,14 +85,28 @@ class StudyConfig(Config):
         return [f"{number} {sizes}" for sizes in self.sizes for number in self.settings]
 
 
-class PolynomialConfig(StudyConfig):
-    """The study with its methods."""
+METHODS = tuple(name for name, method in BASELINES.items() if not method.only_classification)
+"""The baselines of Table I."""
+
+EQUAL_WORK: dict[str, dict[str, Any]] = {"pfedme": {"n_batches": 4}, "lp-proj": {"n_local": 2, "n_inner": 2}}
+"""Two passes over 100 rows in batches of 64 are four batches; those that count batches get as many."""
+
+
+def _untuned() -> dict[str, dict[str, Any]]:
+    return {name: EQUAL_WORK.get(name, {}) for name in METHODS}
+
+
+class PolynomialConfig(StudyConfig, ProtocolConfig):
+    """The study with its methods; `mlp.` and `polynomial.` hold the baselines' own settings with either model."""
 
     algorithms: tuple[str, ...] = Field(
-        ("local-only", "global", "paper", "learn2pfed", "reml", "oracle"),
+        (*METHODS, "least-squares", "global", "paper", "learn2pfed", "reml", "oracle"),
         min_length=1,
         description="methods (--algorithms); also exact-inner",
     )
+    hidden: tuple[int, ...] = Field((32, 32), min_length=1, description="hidden layers of the MLP")
+    mlp: OwnSettings = Field(default_factory=_untuned, validate_default=True)
+    polynomial: OwnSettings = Field(default_factory=_untuned, validate_default=True)
 
 
 def talk(config: StudyConfig, settings: Settings, study: Polynomial, seed: int) -> Outcome:
@@ -92,10 +116,10 @@ def talk(config: StudyConfig, settings: Settings, study: Polynomial, seed: int) 
     return run(algorithm, study.data)
 
 
-Method = Callable[[PolynomialConfig, Polynomial, int], Outcome]
+Reference = Callable[[PolynomialConfig, Polynomial, int], Outcome]
 
-METHODS: dict[str, Method] = {
-    "local-only": lambda config, study, seed: local_only(study.data),
+REFERENCES: dict[str, Reference] = {
+    "least-squares": lambda config, study, seed: local_only(study.data),
     "global": lambda config, study, seed: one_for_all(study.data),
     "reml": lambda config, study, seed: reml(study.data),
     "oracle": lambda config, study, seed: oracle(study.data, torch.from_numpy(study.shared)),
@@ -103,25 +127,57 @@ METHODS: dict[str, Method] = {
     "exact-inner": lambda config, study, seed: exact_inner(study.data, config.learn2pfed.changed(seed=seed)),
     "paper": lambda config, study, seed: talk(config, config.paper, study, seed),
 }
-"""In the order in which they run, quickest first."""
+"""What has a model linear in the polynomial's powers, in the order in which they run, quickest first."""
 
 NEED_ROWS = ("reml", "exact-inner")
 """Left out where there are no more rows than coefficients in all."""
 
-TITLES = {
-    "local-only": "Local-Only",
-    "global": "One global model",
+TITLES = {name: BASELINES[name].title for name in METHODS} | {
     "paper": "Learn2pFed (paper)",
     "learn2pfed": "Learn2pFed",
     "exact-inner": "Learn2pFed (exact inner)",
+    "least-squares": "Least squares, alone",
+    "global": "Least squares, together",
     "reml": "REML (limit)",
     "oracle": "Oracle (limit)",
 }
 """In the order of the table."""
 
+MODELS = ("polynomial", "MLP")
+"""Of the baselines; quickest first."""
+
+
+def samples(study: Polynomial, model: str) -> tuple[Samples, Samples]:
+    """Training rows, and the same places with the noise-free curve, for one of MODELS.
+
+    The MLP sees x; the linear model the powers of x, each divided by its size over all clients, as Learn2pFed has them.
+    """
+    X = study.data.X
+    inputs = X[:, 1:2] if model == "MLP" else X / X.square().mean(0).sqrt()
+    truth = np.concatenate([study.truth(i) for i in range(len(study.data))])
+    names, sizes = study.data.names, study.data.sizes
+    train = Samples(names, inputs.float(), study.data.y.float(), sizes)
+    return train, Samples(names, inputs.float(), torch.from_numpy(truth).float(), sizes)
+
+
+def algorithm_of(config: PolynomialConfig, name: str, model: str, seed: int) -> Rounds:
+    """A baseline with one of MODELS."""
+    if model == "MLP":
+        network = build("mlp", (1,), 1, seed, hidden=config.hidden)
+        return config.algorithm(name, config.mlp[name], seed, network, Regression())
+    network = build("linear", (len(BASE),), 1, seed, bias=False)
+    return config.algorithm(name, config.polynomial[name], seed, network, Regression())
+
 
 SMALLEST = "share of clients at which x³ has the smallest Λ"
 """In setting 1, where x³ is the one coefficient that differs, it should be 1."""
+
+
+POINTS = 11
+"""Rounds after which the first trial is looked at."""
+
+TUNING_SEEDS = (500, 501)
+"""Draws of the data on whose held-out rows settings are tuned."""
 
 
 class PolynomialExperiment(Experiment):
@@ -131,51 +187,117 @@ class PolynomialExperiment(Experiment):
     title = "Polynomial regression"
     about = (
         "Ten clients, each with a cubic curve on its own stretch of x; in setting 1, 2, 3 the last 1, 2, 3 "
-        "coefficients differ between clients. Local-Only and the global model are least squares. The oracle is told "
-        "which coefficients are shared and leaves the others to each client; REML is the random-effects model with "
-        "diagonal covariance. Both know more than we do, and still can be beaten: the oracle does not shrink the "
-        "clients' own coefficients, and in setting 3 these move together, which no diagonal covariance says. Errors "
-        "are to the noise-free curve on each client's own x, averaged over clients."
+        "coefficients differ between clients. Every baseline runs with an MLP on x, as in the paper, and with a model "
+        "linear in the powers of x, as Learn2pFed has; all of that model is head, so that FedPer and FedRep share "
+        "nothing there. Least squares alone and together need no rounds. The oracle is told which coefficients are "
+        "shared and leaves the others to each client; REML is the random-effects model with diagonal covariance. Both "
+        "know more than we do, and still can be beaten: the oracle does not shrink the clients' own coefficients, and "
+        "in setting 3 these move together, which no diagonal covariance says. Errors are to the noise-free curve on "
+        "each client's own x, of all clients, after the last round. Settings were tuned on held-out rows of other "
+        "draws, with as many trials for every method."
     )
     config_class = PolynomialConfig
     presets = {  # noqa: RUF012
-        "quick": {},
-        "paper": {},
+        "quick": {"n_rounds": 100},
+        "paper": {"n_rounds": 500},
     }
+    variants = ("MLP", "polynomial")
 
     def tasks(self, config: PolynomialConfig) -> list[Task]:
         """Method by method, quickest first."""
-        unknown = [name for name in config.algorithms if name not in METHODS]
+        unknown = [name for name in config.algorithms if name not in TITLES]
         if unknown:
-            raise Learn2pFedError(f"algorithms: unknown {unknown[0]!r}; there are {', '.join(METHODS)}.")
-        return [
-            Task(setting, TITLES[name], seed)
-            for name in METHODS
+            raise Learn2pFedError(f"algorithms: unknown {unknown[0]!r}; there are {', '.join(TITLES)}.")
+        titles = [
+            TITLES[name]
+            for name in REFERENCES
             if name in config.algorithms and not (name in NEED_ROWS and config.n_rows <= len(BASE))
+        ]
+        titles += [f"{TITLES[name]}, {model}" for model in MODELS for name in METHODS if name in config.algorithms]
+        return [
+            Task(setting, title, seed)
+            for title in titles
             for setting in config.setting_names()
             for seed in config.seeds
         ]
 
     def run(self, config: PolynomialConfig, task: Task) -> Done:
         """Fit and compare with the noise-free curves."""
-        name = next(name for name, title in TITLES.items() if title == task.algorithm)
+        title, _, model = task.algorithm.rpartition(", ")
         study = config.study(task.setting, task.seed)
-        outcome, seconds = timed(lambda: METHODS[name](config, study, task.seed))
+        if model in MODELS:
+            return self.run_baseline(config, task, name_of(title), model, study)
+        name = name_of(task.algorithm)
+        outcome, seconds = timed(lambda: REFERENCES[name](config, study, task.seed))
         detail = None
         if task.seed == config.first_seed or "lam" in outcome.insight:
             detail = Detail(**task._asdict(), series=_series(config, study, task, outcome))
-        measured = curve_errors(study, outcome)
+        measured = measures(by_client(study, outcome), study)
         if task.setting.startswith("1") and "lam" in outcome.insight:
             measured[SMALLEST] = float((pull(study, outcome.insight["lam"]).argmin(1) == 3).double().mean())
         return Done(rows_of(task, outcome, seconds, measured), detail)
 
+    def run_baseline(self, config: PolynomialConfig, task: Task, name: str, model: str, study: Polynomial) -> Done:
+        """One baseline with one of MODELS; the first trial is also looked at along the way."""
+        algorithm = algorithm_of(config, name, model, task.seed)
+        train, test = samples(study, model)
+        (outcome, errors, _), seconds = timed(lambda: fit(algorithm, config.engine, train, test))
+        detail = None
+        if task.seed == config.first_seed and config.engine == "simulation":
+            rounds = frozenset(np.linspace(1, config.n_rounds, POINTS).round().astype(int).tolist())
+            curve = fit(algorithm, config.engine, train, test, rounds)[2]
+            detail = Detail(**task._asdict(), series={"rounds": list(curve), "curve": rounded(list(curve.values()))})
+        return Done(rows_of(task, outcome, seconds, measures(errors, study)), detail)
+
+    def tunable(self, config: PolynomialConfig) -> dict[str, Space]:
+        """Learn2pFed, and every baseline with either model."""
+        spaces = {"learn2pfed": search_space(Settings)} if "learn2pfed" in config.algorithms else {}
+        for group in ("polynomial", "mlp"):
+            for name in METHODS:
+                if name in config.algorithms:
+                    spaces[f"{group}.{name}"] = search_space(BASELINES[name].settings_class)
+        return spaces
+
+    def validate(self, config: PolynomialConfig, key: str) -> float:
+        """log MSE on held-out rows, averaged over settings and draws that no table uses."""
+        draws = [(setting, seed) for setting in config.setting_names() for seed in TUNING_SEEDS]
+        return float(np.mean([np.log(held_out_error(config, key, *draw)) for draw in draws]))
+
     def rank(self, algorithm: str) -> float:
-        """References, the paper, ours, limits."""
-        return list(TITLES.values()).index(algorithm)
+        """Baselines, the paper, ours, limits."""
+        title = algorithm.removesuffix(", MLP").removesuffix(", polynomial")
+        return list(TITLES.values()).index(title)
 
     def columns(self, rows: Sequence[Row]) -> list[Column]:
         """Each metric over the settings."""
         return by_setting_and_metric(rows)
+
+
+def held_out_error(config: PolynomialConfig, key: str, setting: str, seed: int) -> float:
+    """MSE on a quarter of each client's rows, the method having seen the rest."""
+    study = config.study(setting, seed)
+    aside = study.data.held_out(0.25, seed)
+    if key == "learn2pfed":
+        seen = Polynomial(study.data.pick(~aside), study.coefficients, study.shared)
+        models = talk(config, config.learn2pfed, seen, seed).models
+        rest = study.data.pick(aside)
+        return float(((rest.X * models[rest.owner]).sum(1) - rest.y).square().mean())
+    group, _, name = key.partition(".")
+    model = "MLP" if group == "mlp" else "polynomial"
+    rows, _ = samples(study, model)
+    algorithm = algorithm_of(config, name, model, seed)
+    return float(fit(algorithm, "simulation", rows.pick(~aside), rows.pick(aside))[1].mean())
+
+
+def measures(mse: NDArray[np.float64], study: Polynomial) -> dict[str, float]:
+    """RMSE of each client over clients, and the mean of their MSE."""
+    measured = over_clients("RMSE", np.sqrt(mse), study.data.sizes, larger_is_better=False)
+    return {"RMSE": measured.pop("RMSE"), "MSE": float(mse.mean())} | measured
+
+
+def name_of(title: str) -> str:
+    """The method of that title."""
+    return next(name for name, known in TITLES.items() if known == title)
 
 
 def pull(study: Polynomial, lam: Tensor) -> Tensor:
@@ -214,6 +336,6 @@ class QualityExperiment(PolynomialExperiment):
             "sizes": ("equal", "random"),
             "first_seed": 1000,
             "n_seeds": 20,
-            "algorithms": tuple(TITLES),
+            "algorithms": tuple(REFERENCES),
         },
     }

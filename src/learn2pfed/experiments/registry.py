@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import signal
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import partial
 from multiprocessing import active_children, get_context
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from pydantic import ValidationError
@@ -20,6 +22,9 @@ from learn2pfed.experiments.base import Config, Done, Experiment, Task
 from learn2pfed.experiments.layers import LayersExperiment
 from learn2pfed.experiments.panels import PanelsExperiment
 from learn2pfed.experiments.polynomial import PolynomialExperiment, QualityExperiment
+
+Item = TypeVar("Item")
+Gift = TypeVar("Gift")
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
@@ -40,17 +45,41 @@ def find(name: str) -> Experiment:
     return EXPERIMENTS[name]
 
 
-def configure(experiment: Experiment, preset: str, changes: dict[str, Any]) -> Config:
-    """A preset with changes; nested names are dotted, as in `learn2pfed.n_cells`."""
+def configure(experiment: Experiment, preset: str, changes: dict[str, Any], tuned: Path | None = None) -> Config:
+    """A preset, with the values that were tuned for it, with changes; nested names are dotted: `learn2pfed.n_cells`."""
     if preset not in experiment.presets:
         raise Learn2pFedError(f"{experiment.name} has no preset {preset!r}; there are {', '.join(experiment.presets)}.")
     try:
         chosen = experiment.config_class.model_validate(experiment.presets[preset]).model_dump()
-        for name, value in changes.items():
-            _set(chosen, name, value)
+        for name, value in (tuned_values(tuned or tuned_file(experiment, preset)) | changes).items():
+            put(chosen, name, value)
         return experiment.config_class.model_validate(chosen)
     except ValidationError as error:
         raise Learn2pFedError(sentence(error)) from error
+
+
+def tuned_file(experiment: Experiment, preset: str) -> Path:
+    """Where the values that were tuned for a preset are kept."""
+    return Path(__file__).parent / "tuned" / f"{experiment.name}-{preset}.toml"
+
+
+def tuned_values(file: Path) -> dict[str, Any]:
+    """What a tuned file says, by dotted name; nothing where there is no such file."""
+    try:
+        content = tomllib.loads(file.read_text()) if file.exists() else {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise Learn2pFedError(
+            f"{file} is not a file of tuned values ({error}): make one with learn2pfed tune."
+        ) from error
+
+    def walk(tree: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+        for name, value in tree.items():
+            if isinstance(value, dict):
+                yield from walk(value, f"{prefix}{name}.")
+            else:
+                yield prefix + name, None if value == "none" else value
+
+    return dict(walk(content, ""))
 
 
 def parse(text: str) -> Any:
@@ -88,7 +117,8 @@ def restore(experiment: Experiment, config: dict[str, Any]) -> Config:
         raise Learn2pFedError(f"The run was begun by another version: {sentence(error)}") from error
 
 
-def _set(tree: dict[str, Any], name: str, value: Any) -> None:
+def put(tree: dict[str, Any], name: str, value: Any) -> None:
+    """Set the dotted name, which must exist, in nested tables."""
     *path, last = name.split(".")
     for part in path:
         if not isinstance(tree.get(part), dict):
@@ -122,20 +152,22 @@ def work(name: str, config: dict[str, Any], task: Task) -> Done:
 
 def run_all(experiment: Experiment, config: Config, tasks: list[Task], n_jobs: int) -> Iterator[tuple[Task, Done]]:
     """Do the tasks on `n_jobs` processes of one thread each and yield each as it ends."""
-    arguments = config.model_dump()
+    return spread(partial(work, experiment.name, config.model_dump()), tasks, n_jobs)
+
+
+def spread(work: Callable[[Item], Gift], tasks: list[Item], n_jobs: int) -> Iterator[tuple[Item, Gift]]:
+    """The work on every task, by `n_jobs` processes of one thread each; yields each as it ends."""
     if n_jobs == 1:
         torch.set_num_threads(1)
         for task in tasks:
-            yield task, work(experiment.name, arguments, task)
+            yield task, work(task)
         return
     pool = ProcessPoolExecutor(
         n_jobs, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
     )
     try:
         with _deaf_to_ctrl_c():
-            waiting: dict[Future[Done], Task] = {
-                pool.submit(work, experiment.name, arguments, task): task for task in tasks
-            }
+            waiting: dict[Future[Gift], Item] = {pool.submit(work, task): task for task in tasks}
         while waiting:
             ended, _ = wait(waiting, return_when=FIRST_COMPLETED)
             for future in sorted(ended, key=lambda future: tasks.index(waiting[future])):

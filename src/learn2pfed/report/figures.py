@@ -8,8 +8,9 @@ import numpy as np
 
 from learn2pfed.data.polynomial import BASE, FEATURES
 from learn2pfed.experiments.base import Column
+from learn2pfed.experiments.registry import find
 from learn2pfed.report.drawing import COLOURS, Dumbbell, Figure, Panel, Series
-from learn2pfed.report.tables import values_of
+from learn2pfed.report.tables import method_of, order, values_of
 from learn2pfed.results.records import Detail, Details, Results
 
 
@@ -76,7 +77,7 @@ def fits_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
     fits, errors = [], []
     for setting in _settings(details):
         ours = _find(details, "Learn2pFed", setting, "rows")
-        local = _find(details, "Local-Only", setting, "rows")
+        local = _find(details, "Least squares, alone", setting, "rows")
         if ours is None or local is None:
             continue
         curves: list[Series] = []
@@ -88,7 +89,7 @@ def fits_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
             truth = powers @ np.array(ours.series["truth"][i])
             curves.append(Series("data", rows["x"], rows["y"], "dots", "#999999", legend=first))
             curves.append(Series("truth", grid.tolist(), truth.tolist(), "line", "#222222", True, first))
-            for name, detail, colour in (("Local-Only", local, COLOURS[1]), ("Learn2pFed", ours, COLOURS[0])):
+            for name, detail, colour in (("least squares, alone", local, COLOURS[1]), ("Learn2pFed", ours, COLOURS[0])):
                 fit = powers @ np.array(detail.series["models"][i])
                 curves.append(Series(name, grid.tolist(), fit.tolist(), "line", colour, legend=first))
                 gaps.append(Series(name, grid.tolist(), (fit - truth).tolist(), "line", colour, legend=False))
@@ -190,10 +191,54 @@ def panels_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
     return Figure("panels", "Real panels", caption, (panel,), 1)
 
 
+def methods_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
+    """Every method's error, its variants side by side, by setting."""
+    experiment, rows = find(results.experiment), results.rows
+    methods = list(dict.fromkeys(method_of(algorithm, experiment.variants) for algorithm in order(results)))
+    panels = []
+    for column in experiment.columns(rows):
+        if column.metric != "RMSE":
+            continue
+        marks = []
+        for place, variant in enumerate(("", *experiment.variants)):
+            names = [f"{method}, {variant}" if variant else method for method in methods]
+            found = [values_of(rows, name, column) for name in names]
+            values = [float(np.mean(entry)) if entry else None for entry in found]
+            if any(found):
+                marks.append((variant or "no rounds", COLOURS[place], values))
+        panels.append(Dumbbell(f"setting {column.setting}", methods, marks, "RMSE"))
+    caption = "Error of every method, mean over trials; smaller is better. Baselines with either model."
+    return Figure("methods", "All methods", caption, tuple(panels), 1) if panels else None
+
+
+def rounds_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
+    """The error of each baseline by round, first trial."""
+    panels = []
+    for variant in find(results.experiment).variants:
+        for setting in _settings(details):
+            chosen = [d for d in details if d.setting == setting and d.algorithm.endswith(f", {variant}")]
+            series = tuple(
+                Series(
+                    d.algorithm.removesuffix(f", {variant}"),
+                    d.series["rounds"],
+                    d.series["curve"],
+                    "line",
+                    COLOURS[place % len(COLOURS)],
+                    dashed=place >= len(COLOURS),
+                )
+                for place, d in enumerate(chosen)
+                if "curve" in d.series
+            )
+            if series:
+                panels.append(Panel(f"{variant} · setting {setting}", series, "round", "RMSE", log_y=True))
+    caption = "Error of every client's own model after a round, mean over clients. Only the last round counts."
+    return Figure("rounds", "Baselines by round, first trial", caption, tuple(panels)) if panels else None
+
+
 Maker = Callable[[Results, Sequence[Detail]], Figure | None]
 
 MAKERS: dict[str, tuple[Maker, ...]] = {
-    "polynomial": (lambda_figure, fits_figure, history_figure),
+    "polynomial": (methods_figure, lambda_figure, fits_figure, rounds_figure, history_figure),
     "quality": (lambda_figure,),
     "panels": (panels_figure,),
     "layers": (depth_figure, lagrangian_figure),

@@ -62,16 +62,33 @@ def order(results: Results) -> list[str]:
 
 
 def metric_table(results: Results, metric: str) -> Table:
-    """Every method by setting, one metric."""
-    rows = results.rows
-    columns = [column for column in find(results.experiment).columns(rows) if column.metric == metric]
+    """Every method by setting, one metric; where a method runs in several variants, these stand side by side."""
+    rows, experiment = results.rows, find(results.experiment)
+    columns = [column for column in experiment.columns(rows) if column.metric == metric]
+    variants = [v for v in experiment.variants if any(row.algorithm.endswith(f", {v}") for row in rows)] or [""]
     body = []
-    for algorithm in order(results):
-        entries = [values_of(rows, algorithm, column) for column in columns]
+    for method in dict.fromkeys(method_of(algorithm, experiment.variants) for algorithm in order(results)):
+        entries = [_entry(rows, method, column, v, variants) for column in columns for v in variants]
         if any(entries):
-            body.append((algorithm, *(mean_std(entry) if entry else "" for entry in entries)))
-    title = f"{find(results.experiment).title}: {metric}"
-    return Table(title, (metric, *(f"setting {column.setting}" for column in columns)), tuple(body))
+            body.append((method, *(mean_std(entry) if entry else "" for entry in entries)))
+    heads = (" · ".join(filter(None, (f"setting {column.setting}", v))) for column in columns for v in variants)
+    return Table(f"{experiment.title}: {metric}", (metric, *heads), tuple(body))
+
+
+def method_of(algorithm: str, variants: Sequence[str]) -> str:
+    """The method without its variant.
+
+    >>> method_of("FedAvg, MLP", ("MLP", "polynomial")), method_of("Learn2pFed", ("MLP", "polynomial"))
+    ('FedAvg', 'Learn2pFed')
+    """
+    name, _, variant = algorithm.rpartition(", ")
+    return name if variant in variants else algorithm
+
+
+def _entry(rows: Sequence[Row], method: str, column: Column, variant: str, variants: Sequence[str]) -> list[float]:
+    """Values of a method's variant; a method without variants stands in the last column."""
+    entry = values_of(rows, f"{method}, {variant}", column)
+    return entry or (values_of(rows, method, column) if variant == variants[-1] else [])
 
 
 def cost_table(results: Results) -> Table:
@@ -82,7 +99,8 @@ def cost_table(results: Results) -> Table:
         if not own:
             continue
         cost = [statistics.fmean(getattr(row, name) for row in own) for name in ("seconds", "bytes_up", "bytes_down")]
-        sent = map(megabytes, cost[1:]) if any(cost[1:]) or algorithm == "Local-Only" else ("pooled", "pooled")
+        alone = algorithm.startswith(("Local-Only", "Least squares, alone"))
+        sent = map(megabytes, cost[1:]) if any(cost[1:]) or alone else ("pooled", "pooled")
         body.append((algorithm, f"{cost[0]:.2f}", *sent))
     return Table("Cost of a fit", ("", "CPU seconds", "sent by clients", "sent to clients"), tuple(body))
 
@@ -128,7 +146,7 @@ def quality_table(results: Results) -> Table:
                 median_ratio(mse[ours], mse["REML (limit)"]),
                 median_ratio(mse[ours], mse["Learn2pFed (exact inner)"]),
                 f"{statistics.fmean(mse[ours]) / statistics.fmean(mse['Learn2pFed (exact inner)']):.3f}",
-                ", ".join(name for name in beaten if name in ("Local-Only", "One global model", "Learn2pFed (paper)")),
+                "; ".join(name for name in beaten if name.startswith("Least squares") or name == "Learn2pFed (paper)"),
             )
         )
     head = (

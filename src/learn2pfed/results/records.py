@@ -62,7 +62,7 @@ class Details(BaseModel):
     details: list[Detail] = []
 
 
-def versions() -> dict[str, str]:
+def versions(*more: str) -> dict[str, str]:
     """Python and the packages that decide the numbers."""
-    names = ("learn2pfed", "torch", "numpy", "scipy")
+    names = ("learn2pfed", "torch", "numpy", "scipy", *more)
     return {"python": platform.python_version()} | {name: version(name) for name in names}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from learn2pfed.search import Choice, Span
 
 GroupName = Literal["lam", "p", "rho", "eta", "gamma", "theta"]
 GROUPS: tuple[GroupName, ...] = ("lam", "p", "rho", "eta", "gamma", "theta")
@@ -21,7 +23,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # the network
-    n_cells: int = Field(10, ge=1, description="L, the number of unrolled cells")
+    n_cells: Annotated[int, Choice((5, 10, 20))] = Field(10, ge=1, description="L, the number of unrolled cells")
     tied: bool = Field(True, description="one Θ for all cells, or one per cell")
     learn: tuple[GroupName, ...] = Field(("lam",), description="which groups of Θ are learned")
     sharing: Literal["common", "per-client", "mixed"] = Field(
@@ -42,13 +44,13 @@ class Settings(BaseModel):
         "crossval", description="judge Θ by the training rows (the paper), by a held-out part, or by folds"
     )
     holdout: float = Field(0.25, gt=0, lt=1, description="fraction held out by supervision = holdout")
-    n_folds: int = Field(2, ge=2, description="folds of supervision = crossval")
+    n_folds: Annotated[int, Choice((2, 3, 5))] = Field(2, ge=2, description="folds of supervision = crossval")
     n_repeats: int = Field(10, ge=1, description="how often the folds are drawn anew")
     objective: Literal["profiled", "predictive", "sum"] = Field(
         "profiled",
         description="½n log ΣF (unit-free), that and the held-out rows' predictive density (squared loss), or eq. (13)",
     )
-    lam_spread: float | None = Field(
+    lam_spread: Annotated[float | None, Choice((2.0, 5.0, 10.0))] = Field(
         5.0, gt=0, description="weak prior: standard deviation of log Λ around a typical client's curvature"
     )
     deviation_spread: float = Field(
@@ -57,7 +59,9 @@ class Settings(BaseModel):
 
     # where Θ starts
     scaling: bool = Field(True, description="divide each feature by its size over all clients (sums only)")
-    lam_start: float = Field(0.02, gt=0, description="Λ at the start, in units of a typical client's curvature")
+    lam_start: Annotated[float, Span(0.002, 0.2)] = Field(
+        0.02, gt=0, description="Λ at the start, in units of a typical client's curvature"
+    )
     lam_random: bool = Field(False, description="multiply the start of Λ by U(0, 1) draws, as the demo does")
     rho_start: float = Field(0.1, gt=0, description="ρ, η, γ at the start")
     rho_relative: bool = Field(True, description="rho_start times the client's mean curvature and the conditioning")
@@ -67,7 +71,7 @@ class Settings(BaseModel):
     # how Θ is learned
     n_epochs: int = Field(300, ge=0, description="E, steps of learning Θ")
     n_warmup: int = Field(10, ge=0, description="epochs at the start in which Θ stays fixed")
-    learning_rate: float = Field(0.1, gt=0, description="Adam's step size on log Θ")
+    learning_rate: Annotated[float, Span(0.02, 0.5)] = Field(0.1, gt=0, description="Adam's step size on log Θ")
     beta1: float = Field(0.9, ge=0, lt=1, description="Adam's memory of gradients")
     beta2: float = Field(0.9, ge=0, lt=1, description="Adam's memory of squared gradients")
     decay: bool = Field(True, description="let the step size fall along a half cosine to 2 % of its start")

@@ -47,6 +47,8 @@ class Learn2pFed(Conversation[ClientState], Fused):
     """The conversation above; `fused` computes the same in one autograd graph."""
 
     name = "learn2pfed"
+    objective = "min Σ p_i ( F_i(v_i) + ½ (v_i - w)ᵀ Λ_i (v_i - w) ), Λ and the solver's settings learned"
+    citation = "Lv et al., Learn What You Need in Personalized Federated Learning"
 
     def __init__(self, settings: Settings, family: Family[ClientLoss] = SQUARED) -> None:
         for name, value, instead in (("refit", "exact", "cells"), ("objective", "predictive", "profiled")):

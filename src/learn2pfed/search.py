@@ -1,0 +1,44 @@
+"""How a setting says where tuning may look: a note beside its type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+
+@dataclass(frozen=True)
+class Span:
+    """Between these, evenly in the logarithm."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of these."""
+
+    options: tuple[Any, ...]
+
+
+Space = dict[str, Span | Choice]
+
+
+def search_space(settings: type[BaseModel]) -> Space:
+    """Where tuning may look, by setting.
+
+    >>> from typing import Annotated
+    >>> class Settings(BaseModel):
+    ...     lr: Annotated[float, Span(0.001, 0.1)] = 0.01
+    ...     epochs: int = 2
+    >>> search_space(Settings)
+    {'lr': Span(low=0.001, high=0.1)}
+    """
+    return {
+        name: note
+        for name, field in settings.model_fields.items()
+        for note in field.metadata
+        if isinstance(note, (Span, Choice))
+    }
