@@ -22,8 +22,8 @@ from learn2pfed.engines.plain import following
 Observe = Callable[[int, "Simulator", Callable[[], Tensor]], None]
 """Called after every round with its number, the simulator, and a function that gives the personal models, (M, P)."""
 
-EVALUATION_ROWS = 1024
-"""Samples that are scored at once."""
+EVALUATION_ROWS = 250
+"""Samples that are scored at once; with convolutions, larger batches are slower on a CPU (docs/benchmarks/rounds.txt)."""
 
 
 class Snapshot(NamedTuple):
@@ -41,6 +41,8 @@ class Simulator:
         algorithm.task.check(data)
         self.algorithm, self.data = algorithm, data
         self.axis = algorithm.network.runs_for_all_at_once(data.X)
+        if not self.axis:
+            keep_memory()
         begin = algorithm.begin()
         self.kept = tree(lambda x: x.expand(len(data), *x.shape).clone(), begin) if start is None else start.kept
         self.first = 0 if start is None else start.round
@@ -176,6 +178,12 @@ def tree(function: Callable[..., Any], *trees: Any) -> Any:
     if isinstance(trees[0], Tensor):
         return function(*trees)
     return type(trees[0])(*(tree(function, *parts) for parts in zip(*trees, strict=True)))
+
+
+@cache
+def keep_memory() -> None:
+    """Once a block of 31 MB has been freed, glibc keeps what steps free instead of giving it back after each of them."""
+    torch.empty(31 << 20, dtype=torch.uint8)
 
 
 @cache

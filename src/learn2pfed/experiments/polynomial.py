@@ -247,7 +247,10 @@ class PolynomialExperiment(Experiment):
             rounds = frozenset(np.linspace(1, config.n_rounds, POINTS).round().astype(int).tolist())
             curve = fit(algorithm, config.engine, train, test, rounds)[2]
             detail = Detail(**task._asdict(), series={"rounds": list(curve), "curve": rounded(list(curve.values()))})
-        return Done(rows_of(task, outcome, seconds, measures(errors, study)), detail)
+        measured = measures(errors, study)
+        if config.join < 1:
+            measured["clients that never took part"] = float((outcome.insight["joined"] == 0).sum())
+        return Done(rows_of(task, outcome, seconds, measured), detail)
 
     def tunable(self, config: PolynomialConfig) -> dict[str, Space]:
         """Learn2pFed, and every baseline with either model."""
