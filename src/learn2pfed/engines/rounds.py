@@ -23,7 +23,7 @@ Observe = Callable[[int, "Simulator", Callable[[], Tensor]], None]
 """Called after every round with its number, the simulator, and a function that gives the personal models, (M, P)."""
 
 EVALUATION_ROWS = 250
-"""Samples that are scored at once; with convolutions, larger batches are slower on a CPU (docs/benchmarks/rounds.txt)."""
+"""Samples that are scored at once; with convolutions, larger batches are slower on a CPU."""
 
 
 class Snapshot(NamedTuple):
@@ -182,7 +182,7 @@ def tree(function: Callable[..., Any], *trees: Any) -> Any:
 
 @cache
 def keep_memory() -> None:
-    """Once a block of 31 MB has been freed, glibc keeps what steps free instead of giving it back after each of them."""
+    """Once a block of 31 MB was freed, glibc keeps what a step frees for the next one instead of giving it back."""
     torch.empty(31 << 20, dtype=torch.uint8)
 
 
