@@ -29,7 +29,7 @@ class FineTuneSettings(LocalSettings):
     """FedAvg's, and those of fine-tuning."""
 
     ft_epochs: Annotated[int, Choice((1, 2, 5, 10, 20, 50))] = Field(10, ge=0, description="E_ft, its epochs")
-    ft_lr: Annotated[float, Span(1e-3, 1e-1)] = Field(0.01, gt=0, description="step size of fine-tuning")
+    ft_lr: Annotated[float, Span(1e-3, 1.0)] = Field(0.01, gt=0, description="step size of fine-tuning")
     ft_part: Literal["all", "head"] = Field("all", description="fine-tune the whole network or its head")
     ft_lam: float = Field(0.0, ge=0, description="λ, the pull to w while fine-tuning")
 

@@ -27,7 +27,7 @@ class LocalSettings(RoundSettings):
 
     epochs: int = Field(2, ge=0, description="E, passes over the client's rows a round")
     optimizer: Literal["sgd", "adam"] = Field("adam", description="of the local steps")
-    lr: Annotated[float, Span(1e-3, 1e-1)] = Field(0.01, gt=0, description="its step size")
+    lr: Annotated[float, Span(1e-3, 1.0)] = Field(0.01, gt=0, description="its step size")
     momentum: float = Field(0.0, ge=0, lt=1, description="of sgd")
     weight_decay: float = Field(0.0, ge=0, description="added to the gradient, times the parameters")
 

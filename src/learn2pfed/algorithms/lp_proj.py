@@ -39,7 +39,7 @@ class LpProjSettings(RoundSettings):
     """The authors' R, K, d, β; λ and η fit their models and must be tuned for others."""
 
     lam: Annotated[float, Span(1e-4, 1.0)] = Field(0.01, ge=0, description="λ, the pull to w; 0 is Local-Only")
-    alpha: Annotated[float, Span(3e-3, 1e-1)] = Field(0.05, gt=0, description="α, step size of v_i")
+    alpha: Annotated[float, Span(3e-3, 5e-1)] = Field(0.05, gt=0, description="α, step size of v_i")
     eta: Annotated[float, Span(1e-2, 10.0)] = Field(0.1, gt=0, description="η, step size of w_i")
     beta: float = Field(1.0, gt=0, description="β, how far the server follows")
     p: Annotated[Literal[1, 2], Choice((1, 2))] = Field(1, description="ρ = ‖·‖₁ (1) or ½‖·‖² (2)")

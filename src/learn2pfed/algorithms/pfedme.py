@@ -35,8 +35,8 @@ class PFedMeSettings(RoundSettings):
     """The authors' defaults; keep η λ at most 1 and α (λ + curvature) below 2."""
 
     lam: Annotated[float, Span(1.0, 30.0)] = Field(15.0, ge=0, description="λ, the pull between θ_i and w")
-    alpha: Annotated[float, Span(3e-3, 1e-1)] = Field(0.05, gt=0, description="α, step size of θ")
-    eta: Annotated[float, Span(3e-3, 1e-1)] = Field(0.01, gt=0, description="η, step size of w_i")
+    alpha: Annotated[float, Span(3e-3, 5e-1)] = Field(0.05, gt=0, description="α, step size of θ")
+    eta: Annotated[float, Span(3e-3, 5e-1)] = Field(0.01, gt=0, description="η, step size of w_i")
     beta: Annotated[float, Choice((1.0, 2.0))] = Field(1.0, gt=0, description="β, how far the server follows")
     n_inner: Annotated[int, Choice((3, 5, 7))] = Field(5, ge=1, description="K, steps of θ on a batch")
     n_batches: int = Field(20, ge=1, description="R, batches a round")
