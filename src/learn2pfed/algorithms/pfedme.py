@@ -34,7 +34,7 @@ from learn2pfed.search import Choice, Span
 class PFedMeSettings(RoundSettings):
     """The authors' defaults; keep η λ at most 1 and α (λ + curvature) below 2."""
 
-    lam: Annotated[float, Span(1.0, 30.0)] = Field(15.0, ge=0, description="λ, the pull between θ_i and w")
+    lam: Annotated[float, Span(0.1, 30.0)] = Field(15.0, ge=0, description="λ, the pull between θ_i and w")
     alpha: Annotated[float, Span(3e-3, 5e-1)] = Field(0.05, gt=0, description="α, step size of θ")
     eta: Annotated[float, Span(3e-3, 5e-1)] = Field(0.01, gt=0, description="η, step size of w_i")
     beta: Annotated[float, Choice((1.0, 2.0))] = Field(1.0, gt=0, description="β, how far the server follows")
