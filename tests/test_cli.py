@@ -15,7 +15,10 @@ import pytest
 
 from learn2pfed.cli import main
 
-QUICK = ["--seeds", "2", "--jobs", "1", "--set", "learn2pfed.n_epochs=12", "--set", "paper.n_epochs=5"]
+QUICK = ["--seeds", "2", "--jobs", "1"]
+QUICK += [part for change in ("learn2pfed.n_epochs=12", "paper.n_epochs=5", "n_rounds=2") for part in ("--set", change)]
+
+FEW = ["--algorithms", "ditto,least-squares,global,paper,learn2pfed,reml,oracle"]
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -40,7 +43,7 @@ def test_run_writes_everything_and_says_where(
     assert call(monkeypatch, "run", "polynomial", *QUICK) == 0
     said = capsys.readouterr().out
     assert "runs/polynomial/report.html" in said
-    for name in ("Local-Only", "One global model", "Learn2pFed (paper)", "REML (limit)", "RMSE", "MSE"):
+    for name in ("Local-Only", "lp_proj", "Least squares, alone", "Learn2pFed (paper)", "REML (limit)", "RMSE", "MSE"):
         assert name in said
     folder = here / "runs" / "polynomial"
     results = json.loads((folder / "results.json").read_text())
@@ -48,21 +51,21 @@ def test_run_writes_everything_and_says_where(
     wanted = {"setting", "algorithm", "seed", "metric", "value", "seconds", "bytes_up", "bytes_down"}
     assert all(wanted <= row.keys() for row in results["rows"])
     errors = [row for row in results["rows"] if row["metric"] in ("RMSE", "MSE")]
-    assert len(errors) == 6 * 3 * 2 * 2
+    assert len(errors) == (6 + 2 * 10) * 3 * 2 * 2
     assert tomllib.loads((folder / "config.toml").read_text())["learn2pfed"]["n_epochs"] == 12
     assert {path.name for path in (folder / "figures").iterdir()} == {
-        f"{name}.{kind}" for name in ("lambda", "fits", "learning") for kind in ("svg", "png")
+        f"{name}.{kind}" for name in ("methods", "lambda", "fits", "rounds", "learning") for kind in ("svg", "png")
     }
     assert not list(folder.rglob(".*"))
 
-    assert call(monkeypatch, "run", "polynomial", *QUICK, "--algorithms", "local-only") == 0
+    assert call(monkeypatch, "run", "polynomial", *QUICK, "--algorithms", "least-squares") == 0
     assert (here / "runs" / "polynomial-2" / "results.json").exists()
 
 
 def test_an_old_run_is_not_overwritten(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ask = ("run", "polynomial", *QUICK, "--algorithms", "local-only", "--out", "x")
+    ask = ("run", "polynomial", *QUICK, "--algorithms", "least-squares", "--out", "x")
     assert call(monkeypatch, *ask) == 0
     before = (here / "x" / "results.json").read_text()
     assert call(monkeypatch, *ask) == 2
@@ -74,20 +77,20 @@ def test_an_old_run_is_not_overwritten(
 
 
 def test_resume_does_only_what_is_left(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ask = ("run", "polynomial", *QUICK, "--algorithms", "local-only,global", "--out", "x")
+    ask = ("run", "polynomial", *QUICK, "--algorithms", "least-squares,global", "--out", "x")
     assert call(monkeypatch, *ask) == 0
     file = here / "x" / "results.json"
     whole = json.loads(file.read_text())
-    cut = whole | {"rows": whole["rows"][:5] + [row | {"value": 0.125} for row in whole["rows"][5:8]]}
+    cut = whole | {"rows": whole["rows"][:5] + [row | {"value": 0.125} for row in whole["rows"][5:10]]}
     file.write_text(json.dumps(cut))
     assert call(monkeypatch, *ask, "--resume") == 0
     again = json.loads(file.read_text())["rows"]
     assert len(again) == len(whole["rows"])
-    assert [row["value"] for row in again].count(0.125) == 3
+    assert [row["value"] for row in again].count(0.125) == 5
 
 
 def test_ctrl_c_leaves_a_run_that_can_go_on(here: Path) -> None:
-    ask = ["run", "polynomial", "--seeds", "3", "--out", "x", "--set", "settings=1", "--set", "paper.n_epochs=100"]
+    ask = ["run", "polynomial", "--seeds", "3", "--out", "x", "--set", "settings=1", "--set", "n_rounds=3"]
     command = [sys.executable, "-c", "from learn2pfed.cli import main; main()", *ask]
     environment = os.environ | {"PYTHONWARNINGS": "ignore"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -160,7 +163,7 @@ def test_a_mistake_is_one_sentence_exit_code_2_and_nothing_written(
 
 def test_one_client_and_few_rows_work(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for change in ("n_clients=1", "n_rows=20", "learn2pfed.lam_spread=none"):
-        ask = ["run", "polynomial", *QUICK, "--set", change, "--set", "settings=1", "--out", change]
+        ask = ["run", "polynomial", *QUICK, *FEW, "--set", change, "--set", "settings=1", "--out", change]
         assert call(monkeypatch, *ask) == 0
         rows = json.loads((here / change / "results.json").read_text())["rows"]
         assert {row["algorithm"] for row in rows} >= {"Learn2pFed", "REML (limit)"}
@@ -169,9 +172,10 @@ def test_one_client_and_few_rows_work(here: Path, monkeypatch: pytest.MonkeyPatc
 def test_nothing_to_learn_and_parts_of_a_table_work(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ask = ["run", "polynomial", "--jobs", "1", "--seeds", "1", "--algorithms", "learn2pfed"]
     assert call(monkeypatch, *ask, "--set", "learn2pfed.n_epochs=0") == 0
-    part = ["--seeds", "1", "--algorithms", "local-only,reml", "--set", "first_seed=0"]  # its own seeds are for no test
+    part = ["--seeds", "1", "--algorithms", "least-squares,reml"]
+    part += ["--set", "first_seed=0"]  # its own seeds are for no test
     assert call(monkeypatch, "run", "quality", "--jobs", "1", *part) == 0
-    assert call(monkeypatch, "run", "polynomial", *QUICK, "--set", "n_rows=4", "--set", "n_clients=4") == 0
+    assert call(monkeypatch, "run", "polynomial", *QUICK, *FEW, "--set", "n_rows=4", "--set", "n_clients=4") == 0
 
 
 def test_list_and_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,7 +42,7 @@ def rows(algorithm: str, *values: float, setting: str = "1") -> list[Row]:
 
 
 def made(name: str = "polynomial") -> Results:
-    found = rows("Learn2pFed", 0.5, 0.7) + rows("Local-Only", 1.0, 1.0)
+    found = rows("Learn2pFed", 0.5, 0.7) + rows("Least squares, alone", 1.0, 1.0)
     return Results(experiment=name, preset="quick", versions=versions(), config={"noise": 0.1}, rows=found)
 
 
@@ -61,16 +61,16 @@ DETAILS = Details(
                 "rows": [{"x": [0.1, 0.2], "y": [0.0, 1.0]}, {"x": [0.5, 0.6], "y": [0.0, 1.0]}],
             },
         )
-        for algorithm in ("Learn2pFed", "Local-Only")
+        for algorithm in ("Learn2pFed", "Least squares, alone")
     ]
 )
 
 
 def test_tables_are_means_and_deviations_over_seeds() -> None:
     rmse, mse, cost = tables(made())
-    assert rmse.body == (("Local-Only", "1.00 ± 0"), ("Learn2pFed", "0.600 ± 0.14"))
+    assert rmse.body == (("Learn2pFed", "0.600 ± 0.14"), ("Least squares, alone", "1.00 ± 0"))
     assert mse.head == ("MSE", "setting 1")
-    assert cost.body[1] == ("Learn2pFed", "1.00", "1.0 kB", "0.5 MB")
+    assert cost.body[0] == ("Learn2pFed", "1.00", "1.0 kB", "0.5 MB")
     assert mean_std([2.0]) == "2"
     assert mean_std([2.5]) == "2.50"
     assert Table("t", ("a", "b"), (("x", "1"),)).markdown() == "| a | b |\n| --- | ---: |\n| x | 1 |"
@@ -79,7 +79,7 @@ def test_tables_are_means_and_deviations_over_seeds() -> None:
 def test_the_quality_table_takes_medians_of_ratios() -> None:
     every = made("quality").rows + rows("REML (limit)", 0.5, 0.5) + rows("Learn2pFed (exact inner)", 0.5, 0.5)
     (first, *_) = tables(made("quality").model_copy(update={"rows": every}))
-    assert first.body == (("1", "2", "1.200", "1.200", "1.200", "Local-Only"),)
+    assert first.body == (("1", "2", "1.200", "1.200", "1.200", "Least squares, alone"),)
 
 
 def test_documents_get_their_tables_and_say_where_they_lack_a_place() -> None:

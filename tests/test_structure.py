@@ -56,10 +56,13 @@ def test_a_folder_imports_only_from_the_ones_before_it() -> None:
 
 
 def test_the_examples_in_the_readme_run_and_find_what_is_shared() -> None:
-    table, conversation = (
+    table, baseline, conversation = (
         part.partition("```")[0] for part in (ROOT / "README.md").read_text().split("```python\n")[1:]
     )
     names: dict[str, Any] = {}
+    exec(baseline, names)
+    right = names["marks_of"](names["ditto"], names["ditto_outcome"].models, names["data"], names["data"])
+    assert right.mean() > 0.9
     exec(table, names)
     dose, age, level = np.median(names["model"].participation_, axis=0)
     assert level < 0.2 < 0.7 < min(dose, age)  # the level is each firm's own

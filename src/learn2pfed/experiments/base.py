@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -54,7 +54,10 @@ class Experiment(ABC):
     about: ClassVar[str]
     config_class: ClassVar[type[Config]]
     presets: ClassVar[dict[str, dict[str, Any]]]
-    variants: ClassVar[tuple[str, ...]] = ()  # ways to run one method, "METHOD, VARIANT", side by side in tables
+
+    def variants(self, config: Mapping[str, Any]) -> tuple[str, ...]:
+        """Ways to run one method, recorded as "METHOD, VARIANT" and shown side by side in tables."""
+        return ()
 
     @abstractmethod
     def tasks(self, config: Any) -> list[Task]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -104,7 +104,10 @@ class PolynomialConfig(StudyConfig, ProtocolConfig):
         min_length=1,
         description="methods (--algorithms); also exact-inner",
     )
-    hidden: tuple[int, ...] = Field((32, 32), min_length=1, description="hidden layers of the MLP")
+    model: str = Field(
+        "mlp", description="the baselines' network on x: learn2pfed list models, or package.module:function"
+    )
+    head: str = Field("head", description="the part of that network which FedPer and FedRep keep at home")
     mlp: OwnSettings = Field(default_factory=_untuned, validate_default=True)
     polynomial: OwnSettings = Field(default_factory=_untuned, validate_default=True)
 
@@ -143,30 +146,33 @@ TITLES = {name: BASELINES[name].title for name in METHODS} | {
 }
 """In the order of the table."""
 
-MODELS = ("polynomial", "MLP")
-"""Of the baselines; quickest first."""
+POLYNOMIAL = "polynomial"
 
 
-def samples(study: Polynomial, model: str) -> tuple[Samples, Samples]:
-    """Training rows, and the same places with the noise-free curve, for one of MODELS.
+def _label(model: str) -> str:
+    return {"mlp": "MLP", "lstm": "LSTM"}.get(model, model)
 
-    The MLP sees x; the linear model the powers of x, each divided by its size over all clients, as Learn2pFed has them.
+
+def samples(study: Polynomial, variant: str) -> tuple[Samples, Samples]:
+    """Training rows, and the same places with the noise-free curve.
+
+    The network sees x, the linear model the powers of x, each divided by its size over all clients as in Learn2pFed.
     """
     X = study.data.X
-    inputs = X[:, 1:2] if model == "MLP" else X / X.square().mean(0).sqrt()
+    inputs = X / X.square().mean(0).sqrt() if variant == POLYNOMIAL else X[:, 1:2]
     truth = np.concatenate([study.truth(i) for i in range(len(study.data))])
     names, sizes = study.data.names, study.data.sizes
     train = Samples(names, inputs.float(), study.data.y.float(), sizes)
     return train, Samples(names, inputs.float(), torch.from_numpy(truth).float(), sizes)
 
 
-def algorithm_of(config: PolynomialConfig, name: str, model: str, seed: int) -> Rounds:
-    """A baseline with one of MODELS."""
-    if model == "MLP":
-        network = build("mlp", (1,), 1, seed, hidden=config.hidden)
-        return config.algorithm(name, config.mlp[name], seed, network, Regression())
-    network = build("linear", (len(BASE),), 1, seed, bias=False)
-    return config.algorithm(name, config.polynomial[name], seed, network, Regression())
+def algorithm_of(config: PolynomialConfig, name: str, variant: str, seed: int) -> Rounds:
+    """A baseline with the polynomial, or with the network."""
+    if variant == POLYNOMIAL:
+        network, own = build("linear", (len(BASE),), 1, seed, bias=False), config.polynomial[name]
+    else:
+        network, own = build(config.model, (1,), 1, seed, config.head), config.mlp[name]
+    return config.algorithm(name, own, seed, network, Regression())
 
 
 SMALLEST = "share of clients at which x³ has the smallest Λ"
@@ -201,7 +207,10 @@ class PolynomialExperiment(Experiment):
         "quick": {"n_rounds": 100},
         "paper": {"n_rounds": 500},
     }
-    variants = ("MLP", "polynomial")
+
+    def variants(self, config: Mapping[str, Any]) -> tuple[str, ...]:
+        """The network on x, and the polynomial."""
+        return _label(config.get("model", "mlp")), POLYNOMIAL
 
     def tasks(self, config: PolynomialConfig) -> list[Task]:
         """Method by method, quickest first."""
@@ -213,7 +222,10 @@ class PolynomialExperiment(Experiment):
             for name in REFERENCES
             if name in config.algorithms and not (name in NEED_ROWS and config.n_rows <= len(BASE))
         ]
-        titles += [f"{TITLES[name]}, {model}" for model in MODELS for name in METHODS if name in config.algorithms]
+        variants = reversed(self.variants(config.model_dump()))
+        titles += [
+            f"{TITLES[name]}, {variant}" for variant in variants for name in METHODS if name in config.algorithms
+        ]
         return [
             Task(setting, title, seed)
             for title in titles
@@ -223,10 +235,10 @@ class PolynomialExperiment(Experiment):
 
     def run(self, config: PolynomialConfig, task: Task) -> Done:
         """Fit and compare with the noise-free curves."""
-        title, _, model = task.algorithm.rpartition(", ")
+        title, _, variant = task.algorithm.rpartition(", ")
         study = config.study(task.setting, task.seed)
-        if model in MODELS:
-            return self.run_baseline(config, task, name_of(title), model, study)
+        if variant in self.variants(config.model_dump()):
+            return self.run_baseline(config, task, name_of(title), variant, study)
         name = name_of(task.algorithm)
         outcome, seconds = timed(lambda: REFERENCES[name](config, study, task.seed))
         detail = None
@@ -237,10 +249,10 @@ class PolynomialExperiment(Experiment):
             measured[SMALLEST] = float((pull(study, outcome.insight["lam"]).argmin(1) == 3).double().mean())
         return Done(rows_of(task, outcome, seconds, measured), detail)
 
-    def run_baseline(self, config: PolynomialConfig, task: Task, name: str, model: str, study: Polynomial) -> Done:
-        """One baseline with one of MODELS; the first trial is also looked at along the way."""
-        algorithm = algorithm_of(config, name, model, task.seed)
-        train, test = samples(study, model)
+    def run_baseline(self, config: PolynomialConfig, task: Task, name: str, variant: str, study: Polynomial) -> Done:
+        """One baseline in one variant; the first trial is also looked at along the way."""
+        algorithm = algorithm_of(config, name, variant, task.seed)
+        train, test = samples(study, variant)
         (outcome, errors, _), seconds = timed(lambda: fit(algorithm, config.engine, train, test))
         detail = None
         if task.seed == config.first_seed and config.engine == "simulation":
@@ -268,8 +280,8 @@ class PolynomialExperiment(Experiment):
 
     def rank(self, algorithm: str) -> float:
         """Baselines, the paper, ours, limits."""
-        title = algorithm.removesuffix(", MLP").removesuffix(", polynomial")
-        return list(TITLES.values()).index(title)
+        titles = list(TITLES.values())
+        return titles.index(algorithm if algorithm in titles else algorithm.rpartition(", ")[0])
 
     def columns(self, rows: Sequence[Row]) -> list[Column]:
         """Each metric over the settings."""
@@ -286,9 +298,9 @@ def held_out_error(config: PolynomialConfig, key: str, setting: str, seed: int) 
         rest = study.data.pick(aside)
         return float(((rest.X * models[rest.owner]).sum(1) - rest.y).square().mean())
     group, _, name = key.partition(".")
-    model = "MLP" if group == "mlp" else "polynomial"
-    rows, _ = samples(study, model)
-    algorithm = algorithm_of(config, name, model, seed)
+    variant = POLYNOMIAL if group == "polynomial" else _label(config.model)
+    rows, _ = samples(study, variant)
+    algorithm = algorithm_of(config, name, variant, seed)
     return float(fit(algorithm, "simulation", rows.pick(~aside), rows.pick(aside))[1].mean())
 
 

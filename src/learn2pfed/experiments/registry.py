@@ -46,21 +46,21 @@ def find(name: str) -> Experiment:
 
 
 def configure(experiment: Experiment, preset: str, changes: dict[str, Any], tuned: Path | None = None) -> Config:
-    """A preset, with the values that were tuned for it, with changes; nested names are dotted: `learn2pfed.n_cells`."""
+    """A preset, with the values that were tuned, with changes; nested names are dotted, as in `learn2pfed.n_cells`."""
     if preset not in experiment.presets:
         raise Learn2pFedError(f"{experiment.name} has no preset {preset!r}; there are {', '.join(experiment.presets)}.")
     try:
         chosen = experiment.config_class.model_validate(experiment.presets[preset]).model_dump()
-        for name, value in (tuned_values(tuned or tuned_file(experiment, preset)) | changes).items():
+        for name, value in (tuned_values(tuned or tuned_file(experiment)) | changes).items():
             put(chosen, name, value)
         return experiment.config_class.model_validate(chosen)
     except ValidationError as error:
         raise Learn2pFedError(sentence(error)) from error
 
 
-def tuned_file(experiment: Experiment, preset: str) -> Path:
-    """Where the values that were tuned for a preset are kept."""
-    return Path(__file__).parent / "tuned" / f"{experiment.name}-{preset}.toml"
+def tuned_file(experiment: Experiment) -> Path:
+    """Where the values that were tuned for an experiment are kept."""
+    return Path(__file__).parent / "tuned" / f"{experiment.name}.toml"
 
 
 def tuned_values(file: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from itertools import pairwise
 from math import prod
 
@@ -132,15 +133,25 @@ MODELS: dict[str, tuple[str, int | None, Callable[..., nn.Module]]] = {
 """By name: what it is, how many axes a sample must have, and how it is made from a sample's shape."""
 
 
-def build(name: str, shape: Shape, n_outputs: int, seed: int = 0, **options: object) -> Network:
+def build(
+    name: str, shape: Shape, n_outputs: int, seed: int = 0, head: str | None = "head", **options: object
+) -> Network:
     """A network by name for samples of this shape, its parameters drawn with the seed.
+
+    The name is one of MODELS, or `package.module:function` for one's own: a function of (shape, outputs) that gives an
+    `nn.Module`. `head` names the part of it that personalised methods keep at home.
 
     >>> build("lenet", (3, 32, 32), 10).n_parameters, build("cnn-10-20", (1, 28, 28), 10).n_parameters
     (62006, 10290)
     """
-    if name not in MODELS:
-        raise Learn2pFedError(f"There is no model {name!r}; there are {', '.join(MODELS)}.")
-    _, n_axes, make = MODELS[name]
+    if ":" in name:
+        about, n_axes, make = "one's own", None, _imported(name)
+    elif name in MODELS:
+        about, n_axes, make = MODELS[name]
+    else:
+        raise Learn2pFedError(
+            f"There is no model {name!r}; there are {', '.join(MODELS)}, and package.module:function for your own."
+        )
     if n_axes is not None and len(shape) != n_axes:
         raise Learn2pFedError(f"model {name!r} takes images (colours, height, width), got samples of shape {shape}.")
     with torch.random.fork_rng(devices=()):
@@ -148,5 +159,17 @@ def build(name: str, shape: Shape, n_outputs: int, seed: int = 0, **options: obj
         try:
             module = make(shape, n_outputs, **options)
         except TypeError as error:
-            raise Learn2pFedError(f"model {name!r} does not take {options}: {MODELS[name][0]}.") from error
-    return Network(module)
+            raise Learn2pFedError(f"model {name!r} ({about}) can't be made: {error}.") from error
+    if not isinstance(module, nn.Module):
+        raise Learn2pFedError(f"{name} gives {type(module).__name__}, not an nn.Module.")
+    return Network(module, head)
+
+
+def _imported(name: str) -> Callable[..., nn.Module]:
+    """The function that `package.module:function` names."""
+    place, _, function = name.partition(":")
+    try:
+        found: Callable[..., nn.Module] = getattr(import_module(place), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise Learn2pFedError(f"model {name!r} can't be imported ({error}): use package.module:function.") from error
+    return found

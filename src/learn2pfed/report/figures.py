@@ -194,13 +194,14 @@ def panels_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
 def methods_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
     """Every method's error, its variants side by side, by setting."""
     experiment, rows = find(results.experiment), results.rows
-    methods = list(dict.fromkeys(method_of(algorithm, experiment.variants) for algorithm in order(results)))
+    variants = experiment.variants(results.config)
+    methods = list(dict.fromkeys(method_of(algorithm, variants) for algorithm in order(results)))
     panels = []
     for column in experiment.columns(rows):
         if column.metric != "RMSE":
             continue
         marks = []
-        for place, variant in enumerate(("", *experiment.variants)):
+        for place, variant in enumerate(("", *variants)):
             names = [f"{method}, {variant}" if variant else method for method in methods]
             found = [values_of(rows, name, column) for name in names]
             values = [float(np.mean(entry)) if entry else None for entry in found]
@@ -214,7 +215,7 @@ def methods_figure(results: Results, details: Sequence[Detail]) -> Figure | None
 def rounds_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
     """The error of each baseline by round, first trial."""
     panels = []
-    for variant in find(results.experiment).variants:
+    for variant in find(results.experiment).variants(results.config):
         for setting in _settings(details):
             chosen = [d for d in details if d.setting == setting and d.algorithm.endswith(f", {variant}")]
             series = tuple(

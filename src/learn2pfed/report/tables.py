@@ -7,10 +7,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from learn2pfed.algorithms.registry import BASELINES
 from learn2pfed.experiments.base import Column
 from learn2pfed.experiments.panels import sizes_of
 from learn2pfed.experiments.registry import find
 from learn2pfed.results.records import Results, Row
+from learn2pfed.search import search_space
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,10 @@ def metric_table(results: Results, metric: str) -> Table:
     """Every method by setting, one metric; where a method runs in several variants, these stand side by side."""
     rows, experiment = results.rows, find(results.experiment)
     columns = [column for column in experiment.columns(rows) if column.metric == metric]
-    variants = [v for v in experiment.variants if any(row.algorithm.endswith(f", {v}") for row in rows)] or [""]
+    known = experiment.variants(results.config)
+    variants = [v for v in known if any(row.algorithm.endswith(f", {v}") for row in rows)] or [""]
     body = []
-    for method in dict.fromkeys(method_of(algorithm, experiment.variants) for algorithm in order(results)):
+    for method in dict.fromkeys(method_of(algorithm, known) for algorithm in order(results)):
         entries = [_entry(rows, method, column, v, variants) for column in columns for v in variants]
         if any(entries):
             body.append((method, *(mean_std(entry) if entry else "" for entry in entries)))
@@ -124,7 +127,26 @@ def tables(results: Results) -> list[Table]:
         *([extra(results)] if extra else []),
         *(metric_table(results, metric) for metric in metrics),
         cost_table(results),
+        *settings_tables(results),
     ]
+
+
+def settings_tables(results: Results) -> list[Table]:
+    """What each baseline was set to, of what tuning can choose."""
+    found = []
+    for group, methods in results.config.items():
+        if isinstance(methods, dict) and methods.keys() <= BASELINES.keys():
+            body = []
+            for name, own in methods.items():
+                space = search_space(BASELINES[name].settings_class)
+                shown = ", ".join(f"{key} = {_plain(value)}" for key, value in own.items() if key in space)
+                body.append((BASELINES[name].title, shown))
+            found.append(Table(f"Settings of the baselines, {group}", ("", "as tuned on validation data"), tuple(body)))
+    return found
+
+
+def _plain(value: object) -> str:
+    return "none" if value is None else str(value)
 
 
 def quality_table(results: Results) -> Table:
