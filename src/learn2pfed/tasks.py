@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from learn2pfed.data.federated import Samples
+from learn2pfed.data.federated import ClientData, Samples
 from learn2pfed.errors import Learn2pFedError
 
 
@@ -23,7 +23,7 @@ class Task(Protocol):
     def n_outputs(self) -> int:
         """Scores per sample."""
 
-    def check(self, samples: Samples) -> None:
+    def check(self, samples: Samples | ClientData) -> None:
         """Refuse targets that are not of this task."""
 
     def losses(self, scores: Tensor, y: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ class Regression:
     larger_is_better: ClassVar[bool] = False
     n_outputs: int = 1
 
-    def check(self, samples: Samples) -> None:
+    def check(self, samples: Samples | ClientData) -> None:
         """Numbers that are finite."""
         if not (samples.y.is_floating_point() and bool(torch.isfinite(samples.y).all())):
             raise Learn2pFedError("Regression needs finite numbers as targets; for classes use classification.")
@@ -79,7 +79,7 @@ class Classification:
         """One score a class."""
         return self.n_classes
 
-    def check(self, samples: Samples) -> None:
+    def check(self, samples: Samples | ClientData) -> None:
         """Classes 0 .. C-1."""
         y = samples.y
         if y.is_floating_point() or int(y.min()) < 0 or int(y.max()) >= self.n_classes:

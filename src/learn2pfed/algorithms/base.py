@@ -59,6 +59,7 @@ class Moment:
     round: int  # rounds done
     told: list[tuple[Message, tuple[int, ...]]]  # what each client would be told if this were the end
     server: Any  # what the server holds, a NamedTuple of tensors
+    joined: Tensor  # in how many rounds each client took part so far, (M,)
 
 
 @dataclass(frozen=True)

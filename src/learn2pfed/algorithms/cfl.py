@@ -126,7 +126,3 @@ class CFL(Rounds):
         distance = -(direction @ direction.T).double().numpy()
         halves = AgglomerativeClustering(2, metric="precomputed", linkage="complete").fit_predict(distance)
         return torch.from_numpy(halves != halves[0])
-
-    def personal(self, kept: Kept, local: Local, heard: Message) -> Tensor:
-        """The group's w."""
-        return local.each(heard["w"])

@@ -30,7 +30,7 @@ from learn2pfed.algorithms.base import (
 )
 from learn2pfed.algorithms.local import Local, Optimizer
 from learn2pfed.algorithms.settings import RoundSettings
-from learn2pfed.data.federated import ClientData
+from learn2pfed.data.federated import ClientData, Samples
 from learn2pfed.errors import DivergenceError, Learn2pFedError, MessageError
 from learn2pfed.models.network import Network
 from learn2pfed.tasks import Classification, Task
@@ -167,8 +167,29 @@ class Rounds(Conversation[Home]):
 
     # the conversation, one client at a time
 
+    def check(self, data: Samples | ClientData) -> None:
+        """Refuse samples that the network or the task can't take."""
+        self.task.check(data)
+        X, dtype = data.X, self.network.dtype
+        if X.dtype != dtype:
+            raise Learn2pFedError(
+                f"The samples are {X.dtype} and the network is {dtype}: convert one, as by network.to({X.dtype})."
+            )
+        if not bool(torch.isfinite(X).all()):
+            raise Learn2pFedError("The samples have missing or infinite values: fill or drop those.")
+        try:
+            scores = self.network.scores(self.network.start, X[:1])
+        except RuntimeError as error:
+            shape = tuple(X.shape[1:])
+            raise Learn2pFedError(f"The network does not take samples of shape {shape}: {error}") from error
+        if tuple(scores.shape) != (1, self.task.n_outputs):
+            raise Learn2pFedError(
+                f"The network gives {tuple(scores.shape)} for one sample where (1, {self.task.n_outputs}) is needed."
+            )
+
     def enter(self, index: int, data: ClientData) -> Home:
         """Before the first message."""
+        self.check(data)
         return Home(index, self.begin(), self.network.start)
 
     def expects(self, kind: str, state: Home) -> Specs:
@@ -197,12 +218,12 @@ class Rounds(Conversation[Home]):
 
     def programme(self, n_clients: int, n_features: int, progress: Progress | None) -> Programme:
         """All rounds from the start."""
-        return self.rounds(n_clients, self.opening(n_clients), 0, progress)
+        return self.rounds(self.opening(n_clients), 0, torch.zeros(n_clients, dtype=torch.int64), progress)
 
-    def rounds(self, n_clients: int, server: Any, first: int, progress: Progress | None) -> Programme:
+    def rounds(self, server: Any, first: int, joined: Tensor, progress: Progress | None) -> Programme:
         """The rounds from `first` on: tell, wait for answers, gather; at the end tell everybody."""
+        n_clients, joined = len(joined), joined.clone()
         everyone, specs, silent = tuple(range(n_clients)), self.reply_specs(), 0
-        joined = torch.zeros(n_clients, dtype=torch.int64)
         for t in range(first, self.settings.n_rounds):
             replies: dict[int, Message] = {}
             for said, clients in _at(self.tells(server, self.asks(t, n_clients)), t):
@@ -216,7 +237,7 @@ class Rounds(Conversation[Home]):
                 )
             if replies:
                 server = self.gather(server, t, dict(sorted(replies.items())))
-            yield Moment(t + 1, _at(self.tells(server, everyone), t + 1), server)
+            yield Moment(t + 1, _at(self.tells(server, everyone), t + 1), server, joined.clone())
             if progress is not None:
                 progress(t + 1, float("nan"))
         for said, clients in _at(self.tells(server, everyone), self.settings.n_rounds):

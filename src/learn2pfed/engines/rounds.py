@@ -32,33 +32,36 @@ class Snapshot(NamedTuple):
     round: int
     server: Any
     kept: Any
+    joined: Tensor
+    traffic: Traffic
 
 
 class Simulator:
     """The state of all clients, on a leading axis."""
 
     def __init__(self, algorithm: Rounds, data: Samples, start: Snapshot | None = None) -> None:
-        algorithm.task.check(data)
+        algorithm.check(data)
         self.algorithm, self.data = algorithm, data
         self.axis = algorithm.network.runs_for_all_at_once(data.X)
         if not self.axis:
             keep_memory()
-        begin = algorithm.begin()
-        self.kept = tree(lambda x: x.expand(len(data), *x.shape).clone(), begin) if start is None else start.kept
-        self.first = 0 if start is None else start.round
-        self.server = algorithm.opening(len(data)) if start is None else start.server
-        self.traffic = Traffic()
+        if start is None:
+            kept = tree(lambda x: x.expand(len(data), *x.shape), algorithm.begin())
+            joined = torch.zeros(len(data), dtype=torch.int64)
+            start = Snapshot(0, algorithm.opening(len(data)), kept, joined, Traffic())
+        self.round, self.server, self.joined, self.traffic = start.round, start.server, start.joined, start.traffic
+        self.kept = tree(torch.clone, start.kept)
         self.missing: dict[int, int] = {}
 
     def run(self, progress: Progress | None, observe: Observe | None) -> Outcome:
         """All rounds that are left."""
         algorithm, data = self.algorithm, self.data
-        programme = algorithm.rounds(len(data), self.server, self.first, progress)
+        programme = algorithm.rounds(self.server, self.round, self.joined, progress)
         models = algorithm.network.start.repeat(len(data), 1)
         step: Exchange | Moment | Verdict = next(programme)
         while not isinstance(step, Verdict):
             if isinstance(step, Moment):
-                self.first, self.server = step.round, step.server
+                self.round, self.server, self.joined = step.round, step.server, step.joined
                 if observe is not None:
                     observe(step.round, self, partial(self.personal, step.told))
                 step = following(programme, {})
@@ -73,7 +76,7 @@ class Simulator:
 
     def snapshot(self) -> Snapshot:
         """What a run needs to go on later."""
-        return Snapshot(self.first, self.server, tree(torch.clone, self.kept))
+        return Snapshot(self.round, self.server, tree(torch.clone, self.kept), self.joined, self.traffic)
 
     def personal(self, told: Sequence[tuple[Message, tuple[int, ...]]]) -> Tensor:
         """Every client's own model, given what each is told; nothing is kept."""
@@ -136,7 +139,7 @@ def run_rounds(
 
 def marks_of(algorithm: Rounds, models: Tensor, train: Samples, test: Samples) -> Tensor:
     """How well each client's own model does on its own samples, (N,): squared errors, or 1 where it is right."""
-    algorithm.task.check(test)
+    algorithm.check(test)
     axis = algorithm.network.runs_for_all_at_once(test.X) and not algorithm.scores_alone
     marks = torch.empty(len(test.y), dtype=models.dtype)
     everyone = tuple(range(len(test)))

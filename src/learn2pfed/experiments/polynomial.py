@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
 from typing import Any, Literal
 
 import numpy as np
@@ -107,7 +109,9 @@ class PolynomialConfig(StudyConfig, ProtocolConfig):
     model: str = Field(
         "mlp", description="the baselines' network on x: learn2pfed list models, or package.module:function"
     )
-    head: str = Field("head", description="the part of that network which FedPer and FedRep keep at home")
+    head: str = Field(
+        "head", coerce_numbers_to_str=True, description="the part of that network that FedPer and FedRep keep at home"
+    )
     mlp: OwnSettings = Field(default_factory=_untuned, validate_default=True)
     polynomial: OwnSettings = Field(default_factory=_untuned, validate_default=True)
 
@@ -153,17 +157,17 @@ def _label(model: str) -> str:
     return {"mlp": "MLP", "lstm": "LSTM"}.get(model, model)
 
 
-def samples(study: Polynomial, variant: str) -> tuple[Samples, Samples]:
-    """Training rows, and the same places with the noise-free curve.
-
-    The network sees x, the linear model the powers of x, each divided by its size over all clients as in Learn2pFed.
-    """
+def samples(study: Polynomial, variant: str) -> Samples:
+    """Training rows: the network sees x, the linear model the powers of x, scaled over all clients as in Learn2pFed."""
     X = study.data.X
     inputs = X / X.square().mean(0).sqrt() if variant == POLYNOMIAL else X[:, 1:2]
+    return Samples(study.data.names, inputs.float(), study.data.y.float(), study.data.sizes)
+
+
+def noise_free(study: Polynomial, rows: Samples) -> Samples:
+    """The same places with the curve itself, by which methods are judged."""
     truth = np.concatenate([study.truth(i) for i in range(len(study.data))])
-    names, sizes = study.data.names, study.data.sizes
-    train = Samples(names, inputs.float(), study.data.y.float(), sizes)
-    return train, Samples(names, inputs.float(), torch.from_numpy(truth).float(), sizes)
+    return replace(rows, y=torch.from_numpy(truth).float())
 
 
 def algorithm_of(config: PolynomialConfig, name: str, variant: str, seed: int) -> Rounds:
@@ -222,7 +226,11 @@ class PolynomialExperiment(Experiment):
             for name in REFERENCES
             if name in config.algorithms and not (name in NEED_ROWS and config.n_rows <= len(BASE))
         ]
-        variants = reversed(self.variants(config.model_dump()))
+        variants = self.variants(config.model_dump())[::-1]
+        for name, variant in product(set(config.algorithms) & set(METHODS), variants):
+            algorithm_of(config, name, variant, 0).asks(
+                0, config.n_clients
+            )  # refuses what can't be, before anything runs
         titles += [
             f"{TITLES[name]}, {variant}" for variant in variants for name in METHODS if name in config.algorithms
         ]
@@ -252,7 +260,8 @@ class PolynomialExperiment(Experiment):
     def run_baseline(self, config: PolynomialConfig, task: Task, name: str, variant: str, study: Polynomial) -> Done:
         """One baseline in one variant; the first trial is also looked at along the way."""
         algorithm = algorithm_of(config, name, variant, task.seed)
-        train, test = samples(study, variant)
+        train = samples(study, variant)
+        test = noise_free(study, train)
         (outcome, errors, _), seconds = timed(lambda: fit(algorithm, config.engine, train, test))
         detail = None
         if task.seed == config.first_seed and config.engine == "simulation":
@@ -299,7 +308,7 @@ def held_out_error(config: PolynomialConfig, key: str, setting: str, seed: int) 
         return float(((rest.X * models[rest.owner]).sum(1) - rest.y).square().mean())
     group, _, name = key.partition(".")
     variant = POLYNOMIAL if group == "polynomial" else _label(config.model)
-    rows, _ = samples(study, variant)
+    rows = samples(study, variant)
     algorithm = algorithm_of(config, name, variant, seed)
     return float(fit(algorithm, "simulation", rows.pick(~aside), rows.pick(aside))[1].mean())
 

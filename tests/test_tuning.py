@@ -1,0 +1,205 @@
+"""Tuning: the same number of trials for all, on validation data alone, and files that `run` uses."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from learn2pfed.data.polynomial import Polynomial
+from learn2pfed.errors import DivergenceError, Learn2pFedError
+from learn2pfed.experiments import polynomial as study
+from learn2pfed.experiments.base import over_clients
+from learn2pfed.experiments.polynomial import PolynomialConfig, PolynomialExperiment
+from learn2pfed.experiments.registry import configure, find, tuned_file, tuned_values
+from learn2pfed.experiments.tuning import Tunings, chosen_values, searches, tune
+from tests.test_cli import call
+
+ROOT = Path(__file__).parents[1]
+SMALL = ["--set", "n_rounds=2", "--set", "settings=1", "--set", "learn2pfed.n_epochs=3", "--jobs", "1"]
+
+
+def tuned(n_trials: int, method: str) -> list[tuple[float, float | None]]:
+    """(step size, error) of every trial."""
+    experiment = find("polynomial")
+    config = configure(experiment, "quick", {"n_rounds": 2, "settings": [1], "algorithms": "fedavg"})
+    (search,) = (found for found in searches(experiment, config) if found.method == method)
+    found = tune("polynomial", config.model_dump(), n_trials, search)
+    return [(trial.values["lr"], trial.error) for trial in found.trials]
+
+
+def test_the_first_trial_has_the_values_given_and_the_smallest_error_wins() -> None:
+    trials = tuned(4, "mlp.fedavg")
+    given = configure(find("polynomial"), "quick", {})
+    assert isinstance(given, PolynomialConfig)
+    assert trials[0][0] == pytest.approx(given.mlp["fedavg"]["lr"])
+    assert len({lr for lr, _ in trials}) == 4
+    assert trials == tuned(4, "mlp.fedavg")  # the same seed, the same trials
+
+
+def test_trials_that_diverge_are_kept_and_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+
+    def validate(self: object, config: PolynomialConfig, key: str) -> float:
+        seen.append(config.mlp["fedavg"]["lr"])
+        if len(seen) == 2:
+            raise DivergenceError("too far")
+        return float(len(seen) != 3)
+
+    monkeypatch.setattr(PolynomialExperiment, "validate", validate)
+    experiment = find("polynomial")
+    config = configure(experiment, "quick", {"algorithms": "fedavg"})
+    search = next(found for found in searches(experiment, config) if found.method == "mlp.fedavg")
+    found = tune("polynomial", config.model_dump(), 5, search)
+    assert [trial.error for trial in found.trials] == [1.0, None, 0.0, 1.0, 1.0]
+    assert found.best.values == {"lr": pytest.approx(seen[2])}
+    with pytest.raises(Learn2pFedError, match="no trial stayed within the finite numbers"):
+        _ = found.model_copy(update={"trials": found.trials[1:2]}).best
+
+
+def test_validation_sees_neither_the_truth_nor_the_draws_of_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    real = study.StudyConfig.study
+
+    def draw(self: study.StudyConfig, setting: str, seed: int) -> Polynomial:
+        drawn.append(seed)
+        return real(self, setting, seed)
+
+    def truth(self: Polynomial, i: int) -> np.ndarray:
+        raise AssertionError("tuning looked at the noise-free curve")
+
+    monkeypatch.setattr(study.StudyConfig, "study", draw)
+    monkeypatch.setattr(Polynomial, "truth", truth)
+    experiment = find("polynomial")
+    config = configure(experiment, "quick", {"n_rounds": 1, "learn2pfed.n_epochs": 2, "algorithms": "ditto,learn2pfed"})
+    for search in searches(experiment, config):
+        assert math.isfinite(experiment.validate(config, search.method))
+    tables = configure(experiment, "quick", {}), configure(find("quality"), "quick", {})
+    used = {seed for table in tables if isinstance(table, study.StudyConfig) for seed in table.seeds}
+    assert drawn
+    assert not used & set(drawn)
+
+
+def test_held_out_rows_are_a_quarter_of_each_client_and_not_trained_on() -> None:
+    data = PolynomialConfig().study("1", 500).data
+    aside = data.held_out(0.25, 500)
+    assert [int(aside[data.owner == i].sum()) for i in range(10)] == [25] * 10
+    assert not bool((aside == data.held_out(0.25, 501)).all())
+    seen, rest = data.pick(~aside), data.pick(aside)
+    assert seen.sizes == (75,) * 10
+    assert rest.sizes == (25,) * 10
+    both = sorted([*seen.y.tolist(), *rest.y.tolist()])
+    assert both == sorted(data.y.tolist())
+
+
+def test_the_command_writes_trials_and_values_that_run_uses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ask = ["tune", "polynomial", "--trials", "2", "--algorithms", "fedavg,ditto,learn2pfed", *SMALL, "--out", "t"]
+    assert call(monkeypatch, *ask) == 0
+    assert "learn2pfed run polynomial --tuned t/tuned.toml" in capsys.readouterr().out
+    found = json.loads((tmp_path / "t" / "trials.json").read_text())
+    methods = ["learn2pfed", "polynomial.fedavg", "polynomial.ditto", "mlp.fedavg", "mlp.ditto"]
+    assert [tuned["method"] for tuned in found["tuned"]] == methods
+    assert {len(tuned["trials"]) for tuned in found["tuned"]} == {2}
+    first = found["tuned"][1]["trials"][0]["values"]["lr"]
+    assert first == 0.01  # the default, not what an earlier tuning gave
+    chosen = tomllib.loads((tmp_path / "t" / "tuned.toml").read_text())
+    assert chosen["mlp"]["ditto"].keys() == {"lr", "lam", "personal_epochs"}
+    assert call(monkeypatch, *ask) == 2
+    assert "add --resume" in capsys.readouterr().err
+    before = (tmp_path / "t" / "trials.json").read_text()
+    assert call(monkeypatch, *ask, "--resume") == 0
+    assert (tmp_path / "t" / "trials.json").read_text() == before
+    assert call(monkeypatch, *ask, "--resume", "--set", "noise=0.2") == 2
+    run = ["run", "polynomial", "--algorithms", "ditto", "--seeds", "1", *SMALL, "--tuned", "t/tuned.toml"]
+    assert call(monkeypatch, *run) == 0
+    used = tomllib.loads((tmp_path / "runs" / "polynomial" / "config.toml").read_text())
+    assert used["mlp"]["ditto"]["lam"] == chosen["mlp"]["ditto"]["lam"]
+
+
+@pytest.mark.parametrize(
+    ("ask", "sentence"),
+    [
+        (["tune", "panels"], "panels has nothing to tune"),
+        (["tune", "nothing"], "There is no experiment 'nothing'"),
+        (["tune", "polynomial", "--algorithms", "magic"], "unknown 'magic'; there are local-only, fedavg"),
+        (["tune", "polynomial", "--algorithms", "reml"], "polynomial has nothing to tune"),
+        (["run", "polynomial", "--tuned", "absent.toml"], "absent.toml does not exist"),
+        (["run", "polynomial", "--tuned", "broken.toml"], "broken.toml"),
+        (["run", "polynomial", "--tuned", "unknown.toml"], "There is no setting 'mlp.fedavg.size'"),
+        (["run", "polynomial", "--set", "mlp.fedavg.lr=-1"], "lr: input should be greater than 0"),
+        (["run", "polynomial", "--set", "mlp.magic.lr=1"], "There is no setting 'mlp.magic.lr'; there are local-only"),
+        (["run", "polynomial", "--set", "join=0.01"], "is no client at all: use at least 0.1"),
+        (["run", "polynomial", "--set", "join=0"], "join: input should be greater than 0"),
+        (["run", "polynomial", "--set", "model=magic"], "There is no model 'magic'; there are linear, mlp, lstm"),
+        (["run", "polynomial", "--set", "model=math:nothing"], "can't be imported"),
+        (["run", "polynomial", "--set", "head=tail"], "no parameters in a part called 'tail'; there are layers.0"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    ask: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.toml").write_text("[mlp")
+    (tmp_path / "unknown.toml").write_text("[mlp.fedavg]\nsize = 3")
+    before = sorted(tmp_path.rglob("*"))
+    more = [] if "--algorithms" in ask or ask[0] == "tune" else ["--algorithms", "fedper", "--jobs", "1"]
+    assert call(monkeypatch, *ask, *more) == 2
+    assert sentence in " ".join(capsys.readouterr().err.split())
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_network_of_ones_own_by_its_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mynets.py").write_text(
+        "from torch import nn\n\n\ndef small(shape, n_outputs):\n"
+        "    return nn.Sequential(nn.Linear(shape[0], 3), nn.Tanh(), nn.Linear(3, n_outputs))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = ["--set", "model=mynets:small", "--set", "head=2", "--algorithms", "fedper", "--seeds", "1"]
+    assert call(monkeypatch, "run", "polynomial", *SMALL, *own, "--out", "x") == 0
+    rows = json.loads((tmp_path / "x" / "results.json").read_text())["rows"]
+    assert {row["algorithm"] for row in rows} == {"FedPer, mynets:small", "FedPer, polynomial"}
+
+
+def test_clients_that_never_took_part_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ask = ["--algorithms", "fedavg", "--seeds", "1", "--set", "join=0.2", "--out", "x"]
+    assert call(monkeypatch, "run", "polynomial", *SMALL, *ask) == 0
+    rows = json.loads((tmp_path / "x" / "results.json").read_text())["rows"]
+    counts = {row["value"] for row in rows if row["metric"] == "clients that never took part"}
+    assert len(counts) == 1  # the same draw for every method
+    assert 6 <= counts.pop() <= 8
+
+
+def test_a_metric_over_clients_says_mean_weight_spread_and_the_worst() -> None:
+    values = np.arange(20.0)
+    measured = over_clients("RMSE", values, [1] * 19 + [20], larger_is_better=False)
+    assert measured["RMSE"] == 9.5
+    assert measured["RMSE, weighted by samples"] == pytest.approx((171 + 19 * 20) / 39)
+    assert measured["RMSE, std over clients"] == pytest.approx(np.std(values, ddof=1))
+    assert measured["RMSE, worst tenth of clients"] == 18.5
+    assert over_clients("accuracy", values, [1] * 20, larger_is_better=True)["accuracy, worst tenth of clients"] == 0.5
+
+
+def test_the_values_in_the_package_are_the_best_of_the_trials_that_are_kept() -> None:
+    kept = sorted((ROOT / "docs" / "results" / "tuning").glob("*.json"))
+    assert [file.stem for file in kept] == ["polynomial"]
+    for file in kept:
+        tunings = Tunings.model_validate_json(file.read_text())
+        experiment = find(file.stem)
+        assert {len(found.trials) for found in tunings.tuned} == {tunings.n_trials}
+        wanted = {search.method for search in searches(experiment, configure(experiment, tunings.preset, {}))}
+        assert {found.method for found in tunings.tuned} == wanted
+        assert tomllib.loads(tuned_file(experiment).read_text()) == chosen_values(tunings)
+        assert tuned_values(tuned_file(experiment))
