@@ -141,7 +141,7 @@ class Local:
         present = rows >= 0
         counts = present.sum(-1)
         share = present.to(self.network.dtype) / counts.clamp(min=1).unsqueeze(-1)
-        rows = rows.clamp(min=0)
+        rows = torch.where(present, rows, torch.tensor(self.starts)[:, None, None])  # padding is of the client's own
         whole, everyone = present.all(0).all(-1).tolist(), counts.all(0).tolist()
         for s in range(rows.shape[1]):
             at = rows[:, s]
@@ -166,7 +166,7 @@ class Local:
             return torch.zeros_like(x)
         losses = self.task.losses(self.network.scores(tensors, batch.X), batch.y)
         total = losses.mean(-1).sum() if batch.weight is None else (losses * batch.weight).sum()
-        found = torch.autograd.grad(total, list(wanted.values()))
+        found = torch.autograd.grad(total, list(wanted.values()), allow_unused=True, materialize_grads=True)
         return self.network.flatten(dict(zip(wanted, found, strict=True)))
 
     def descend(

@@ -166,11 +166,11 @@ def home(algorithm: Rounds, data: Samples, group: tuple[int, ...], *, axis: bool
 
 
 def similar(clients: Sequence[int], sizes: Sequence[int], batch_size: int) -> list[tuple[int, ...]]:
-    """Clients by number of batches, in groups in which the largest has less than twice those of the smallest."""
+    """Clients by number of batches, in groups: the largest has less than twice those of the smallest, or at most 3."""
     batches = {i: -(-sizes[i] // batch_size) for i in clients}
     groups: list[list[int]] = []
     for i in sorted(clients, key=lambda i: (batches[i], i)):
-        if not groups or batches[i] >= 2 * batches[groups[-1][0]] > 2:
+        if not groups or batches[i] >= 2 * max(2, batches[groups[-1][0]]):
             groups.append([])
         groups[-1].append(i)
     return [tuple(sorted(group)) for group in groups]

@@ -145,7 +145,7 @@ def build(
     (62006, 10290)
     """
     if ":" in name:
-        about, n_axes, make = "one's own", None, _imported(name)
+        about, n_axes, make = "give it (shape, outputs)", None, _imported(name)
     elif name in MODELS:
         about, n_axes, make = MODELS[name]
     else:
@@ -159,7 +159,7 @@ def build(
         try:
             module = make(shape, n_outputs, **options)
         except TypeError as error:
-            raise Learn2pFedError(f"model {name!r} ({about}) can't be made: {error}.") from error
+            raise Learn2pFedError(f"model {name!r} does not take {options} ({error}): {about}.") from error
     if not isinstance(module, nn.Module):
         raise Learn2pFedError(f"{name} gives {type(module).__name__}, not an nn.Module.")
     return Network(module, head)

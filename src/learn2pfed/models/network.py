@@ -46,6 +46,7 @@ class Network:
         self.sizes = [parameter.numel() for parameter in parameters.values()]
         self.n_parameters = sum(self.sizes)
         self.has_convolutions = any(isinstance(part, nn.modules.conv._ConvNd) for part in self.module.modules())
+        self.has_ties = len(list(self.module.named_parameters(remove_duplicate=False))) > len(parameters)
         self.names: dict[Part, frozenset[str]] = {"all": frozenset(parameters)}
         inside = {name for name in parameters if head is not None and name.startswith(f"{head}.")}
         if head is not None and not inside:
@@ -130,11 +131,15 @@ class Network:
         if module is not self.module:
             tensors = {name: tensor for name, tensor in tensors.items() if name in self.names["body"]}
         if tensor.ndim > len(self.shapes[name]):
-            together: Tensor = vmap(lambda p, x: _apply(module, p, x))(tensors, X)
+            together: Tensor = vmap(lambda p, x: self._apply(module, p, x))(tensors, X)
             return together
         if self.has_convolutions and X.ndim == 4:
             X = X.contiguous(memory_format=torch.channels_last)
-        return _apply(module, tensors, X)
+        return self._apply(module, tensors, X)
+
+    def _apply(self, module: nn.Module, tensors: dict[str, Tensor], X: Tensor) -> Tensor:
+        scores: Tensor = functional_call(module, tensors, (X,), tie_weights=self.has_ties)
+        return scores
 
     def runs_for_all_at_once(self, X: Tensor) -> bool:
         """Whether clients share a leading axis: small networks without convolutions that torch can vectorise."""
@@ -147,11 +152,6 @@ class Network:
         return True
 
 
-def _apply(module: nn.Module, tensors: dict[str, Tensor], X: Tensor) -> Tensor:
-    scores: Tensor = functional_call(module, tensors, (X,), tie_weights=False)
-    return scores
-
-
 def _view(part: Tensor, shape: tuple[int, ...]) -> Tensor:
     if len(shape) != 4:
         return part.view(*part.shape[:-1], *shape)
@@ -162,17 +162,20 @@ def _view(part: Tensor, shape: tuple[int, ...]) -> Tensor:
 def _line(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     if len(shape) == 4:
         tensor = tensor.movedim(-3, -1)
-    return tensor.flatten(tensor.ndim - len(shape)) if len(shape) > 1 else tensor
+    return tensor.flatten(tensor.ndim - len(shape)) if shape else tensor.unsqueeze(-1)
 
 
 def _refuse_what_draws_or_remembers(module: nn.Module) -> None:
     for name, part in module.named_modules():
+        known = name or type(part).__name__
         if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats:
             raise Learn2pFedError(
-                f"{name or type(part).__name__} keeps running statistics, which belong to no client: "
-                "use nn.GroupNorm or nn.LayerNorm."
+                f"{known} keeps running statistics, which belong to no client: use nn.GroupNorm or nn.LayerNorm."
             )
-        if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
-            raise Learn2pFedError(
-                f"{name or type(part).__name__} draws at random, so that no run could be repeated: use weight_decay."
-            )
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            raise Learn2pFedError(f"{known} mixes the rows of a batch: use nn.GroupNorm or nn.LayerNorm.")
+        drops = part.p if isinstance(part, nn.modules.dropout._DropoutNd) else 0
+        if isinstance(part, (nn.RNNBase, nn.MultiheadAttention)):
+            drops = part.dropout
+        if drops > 0:
+            raise Learn2pFedError(f"{known} draws at random, so that no run could be repeated: use weight_decay.")
