@@ -42,7 +42,11 @@ class Regression:
 
     metric: ClassVar[str] = "RMSE"
     larger_is_better: ClassVar[bool] = False
-    n_outputs: int = 1
+
+    @property
+    def n_outputs(self) -> int:
+        """One number."""
+        return 1
 
     def check(self, samples: Samples | ClientData) -> None:
         """Numbers that are finite."""
@@ -82,9 +86,9 @@ class Classification:
     def check(self, samples: Samples | ClientData) -> None:
         """Classes 0 .. C-1."""
         y = samples.y
-        if y.is_floating_point() or int(y.min()) < 0 or int(y.max()) >= self.n_classes:
+        if y.dtype != torch.int64 or int(y.min()) < 0 or int(y.max()) >= self.n_classes:
             raise Learn2pFedError(
-                f"Classification needs targets 0 to {self.n_classes - 1} as integers, "
+                f"Classification needs targets 0 to {self.n_classes - 1} as torch.int64, "
                 f"got {y.dtype} from {y.min().item()} to {y.max().item()}."
             )
 

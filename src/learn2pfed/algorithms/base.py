@@ -113,6 +113,14 @@ class Outcome:
 
 Programme = Generator[Exchange | Moment, Replies, Verdict]
 
+
+def tree(function: Callable[..., Any], *trees: Any) -> Any:
+    """The function on every tensor of nested NamedTuples."""
+    if isinstance(trees[0], Tensor):
+        return function(*trees)
+    return type(trees[0])(*(tree(function, *parts) for parts in zip(*trees, strict=True)))
+
+
 S = TypeVar("S")
 
 

@@ -22,7 +22,11 @@ from learn2pfed.algorithms.base import Message
 from learn2pfed.algorithms.fedavg import FedAvg
 from learn2pfed.algorithms.local import Local, LocalSettings, towards
 from learn2pfed.algorithms.rounds import Nothing
+from learn2pfed.algorithms.settings import RoundSettings
+from learn2pfed.errors import Learn2pFedError
+from learn2pfed.models.network import Network
 from learn2pfed.search import Choice, Span
+from learn2pfed.tasks import Task
 
 
 class FineTuneSettings(LocalSettings):
@@ -43,6 +47,11 @@ class FedAvgFT(FedAvg):
     citation = "McMahan et al., AISTATS 2017, and fine-tuning"
     settings: FineTuneSettings
     settings_class = FineTuneSettings
+
+    def __init__(self, settings: RoundSettings, network: Network, task: Task) -> None:
+        super().__init__(settings, network, task)
+        if self.settings.ft_part == "head" and network.head is None:
+            raise Learn2pFedError("ft_part = 'head' needs a network with a head: name it, or use ft_part = 'all'.")
 
     def personal(self, kept: Nothing, local: Local, heard: Message) -> Tensor:
         """Step 2."""

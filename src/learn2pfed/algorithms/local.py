@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
@@ -20,6 +20,9 @@ from learn2pfed.algorithms.settings import RoundSettings
 from learn2pfed.models.network import Network, Part
 from learn2pfed.search import Span
 from learn2pfed.tasks import Task
+
+BATCHES, ASIDE = 1, 2
+"""Keep draws for different ends apart."""
 
 
 class LocalSettings(RoundSettings):
@@ -109,6 +112,7 @@ class Local:
     seed: int
     round: int
     batch_size: int
+    set_aside: float = 0.0  # share of each client's rows that is not trained on
 
     @property
     def lead(self) -> tuple[int, ...]:
@@ -125,39 +129,52 @@ class Local:
         """What all were told, once for each client."""
         return w.expand(*self.lead, w.shape[-1])
 
+    def split(self, i: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Rows of client i to train on, and those set aside."""
+        rows = np.arange(self.starts[i], self.starts[i] + self.sizes[i])
+        count = int(self.set_aside * len(rows))
+        if count:
+            rows = np.random.default_rng([self.seed, self.clients[i], ASIDE]).permutation(rows)
+        return rows[count:], rows[:count]
+
     def batches(self, epochs: int | None = None, steps: int | None = None) -> Iterator[Batch]:
         """So many passes over the rows, each in a new order, or so many steps; a pass may end in a small batch."""
-        plans = [self._plan(i, epochs, steps) for i in range(len(self.clients))]
+        rows = [self.split(i)[0] for i in range(len(self.clients))]
+        draws = [np.random.default_rng([self.seed, self.round, i, BATCHES]) for i in self.clients]
+        if steps is not None:
+            yield from self._served([self._plan(*of, steps) for of in zip(rows, draws, strict=True)])
+        for _ in range(epochs or 0):
+            yield from self._served([self._plan(*of) for of in zip(rows, draws, strict=True)])
+
+    def _plan(self, rows: NDArray[np.int64], draw: np.random.Generator, steps: int | None = None) -> NDArray[np.int64]:
+        """Rows of each step of one client, (steps, batch size), -1 where a batch is not full; one pass by default."""
+        wide = min(self.batch_size, len(rows))
+        n_batches = -(-len(rows) // wide)
+        passes = 1 if steps is None else -(-steps // n_batches)
+        table = np.full((passes, n_batches * wide), -1)
+        table[:, : len(rows)] = draw.permuted(np.tile(rows, (passes, 1)), axis=1)
+        return table.reshape(-1, wide)[:steps]
+
+    def _served(self, plans: list[NDArray[np.int64]]) -> Iterator[Batch]:
+        """The samples of each step; with a client axis, those who have none left wait."""
         if not self.axis:
             for rows in plans[0]:
                 chosen = torch.from_numpy(rows[rows >= 0])
                 yield Batch(self.X[chosen], self.y[chosen])
             return
-        wide = min(self.batch_size, max(self.sizes))
-        table = np.full((len(plans), max(map(len, plans)), wide), -1)
+        table = np.full((len(plans), max(len(plan) for plan in plans), max(plan.shape[1] for plan in plans)), -1)
         for i, plan in enumerate(plans):
-            table[i, : len(plan)] = plan[:, :wide]
-        rows = torch.from_numpy(table)
-        present = rows >= 0
+            table[i, : len(plan), : plan.shape[1]] = plan
+        at = torch.from_numpy(table)
+        present = at >= 0
         counts = present.sum(-1)
         share = present.to(self.network.dtype) / counts.clamp(min=1).unsqueeze(-1)
-        rows = torch.where(present, rows, torch.tensor(self.starts)[:, None, None])  # padding is of the client's own
+        at = torch.where(present, at, torch.tensor(self.starts)[:, None, None])  # padding is of the client's own
         whole, everyone = present.all(0).all(-1).tolist(), counts.all(0).tolist()
-        for s in range(rows.shape[1]):
-            at = rows[:, s]
+        for s in range(at.shape[1]):
             weight = None if whole[s] else share[:, s]
-            yield Batch(self.X[at], self.y[at], weight, None if everyone[s] else counts[:, s, None] > 0)
-
-    def _plan(self, i: int, epochs: int | None, steps: int | None) -> np.ndarray:
-        """Rows of each step of one client, (steps, batch size), -1 where a batch is not full."""
-        size, start = self.sizes[i], self.starts[i]
-        n_batches = -(-size // self.batch_size)
-        passes = epochs if steps is None else -(-steps // n_batches)
-        order = np.tile(np.arange(start, start + size), (passes or 0, 1))
-        rng = np.random.default_rng([self.seed, self.round, self.clients[i]])
-        table = np.full((len(order), n_batches * self.batch_size), -1)
-        table[:, :size] = rng.permuted(order, axis=1)
-        return table.reshape(-1, self.batch_size)[:steps]
+            active = None if everyone[s] else counts[:, s, None] > 0
+            yield Batch(self.X[at[:, s]], self.y[at[:, s]], weight, active)
 
     def gradient(self, x: Tensor, batch: Batch, part: Part = "all") -> Tensor:
         """∇ of the mean loss over the batch at x, each client's own; zero outside `part`."""
@@ -192,9 +209,3 @@ class Local:
             x = batch.keep(new, x)
             memory = after if batch.active is None else Memory(*map(batch.keep, after, memory))
         return x, memory
-
-    @cached_property
-    def rows(self) -> tuple[Tensor, Tensor]:
-        """All rows of one client."""
-        inside = slice(self.starts[0], self.starts[0] + self.sizes[0])
-        return self.X[inside], self.y[inside]

@@ -27,12 +27,15 @@ from torch import Tensor
 
 from learn2pfed.algorithms.base import Message, Replies, Specs
 from learn2pfed.algorithms.local import Local
-from learn2pfed.algorithms.rounds import Rounds, Server, mean
+from learn2pfed.algorithms.rounds import Rounds, Server, part_way
 from learn2pfed.algorithms.settings import RoundSettings
+from learn2pfed.errors import Learn2pFedError
+from learn2pfed.models.network import Network
 from learn2pfed.search import Choice, Span
+from learn2pfed.tasks import Task
 
-PROJECTION = 104_729
-"""Keeps the draw of P apart from the other draws."""
+PROJECTION = 4
+"""Keeps the draw of P apart from other draws."""
 
 
 class LpProjSettings(RoundSettings):
@@ -64,6 +67,12 @@ class LpProj(Rounds):
     citation = "Lin et al., NeurIPS 2022"
     settings: LpProjSettings
     settings_class = LpProjSettings
+
+    def __init__(self, settings: RoundSettings, network: Network, task: Task) -> None:
+        super().__init__(settings, network, task)
+        if self.settings.n_projected > network.n_parameters:
+            most = network.n_parameters
+            raise Learn2pFedError(f"n_projected = {self.settings.n_projected} is more than the network has: {most}.")
 
     @cached_property
     def P(self) -> Tensor:  # noqa: N802
@@ -102,8 +111,7 @@ class LpProj(Rounds):
 
     def gather(self, server: Server, t: int, replies: Replies) -> Server:
         """Step 3."""
-        beta = self.settings.beta
-        return Server((1 - beta) * server.w + beta * mean(replies, "w"))
+        return Server(part_way(server.w, replies, self.settings.beta))
 
     def personal(self, kept: Kept, local: Local, heard: Message) -> Tensor:
         """v_i."""

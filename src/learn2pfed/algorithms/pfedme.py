@@ -26,13 +26,13 @@ from torch import Tensor
 
 from learn2pfed.algorithms.base import Message, Replies
 from learn2pfed.algorithms.local import Local
-from learn2pfed.algorithms.rounds import Nothing, Rounds, Server, mean
+from learn2pfed.algorithms.rounds import Nothing, Rounds, Server, part_way
 from learn2pfed.algorithms.settings import RoundSettings
 from learn2pfed.search import Choice, Span
 
 
 class PFedMeSettings(RoundSettings):
-    """The authors' defaults; keep η λ at most 1 and α (λ + curvature) below 2."""
+    """α and η of the authors' tuned network, the rest of their code; keep η λ up to 1 and α (λ + curvature) below 2."""
 
     lam: Annotated[float, Span(0.1, 30.0)] = Field(15.0, ge=0, description="λ, the pull between θ_i and w")
     alpha: Annotated[float, Span(3e-3, 5e-1)] = Field(0.05, gt=0, description="α, step size of θ")
@@ -70,8 +70,7 @@ class PFedMe(Rounds):
 
     def gather(self, server: Server, t: int, replies: Replies) -> Server:
         """Step 3."""
-        beta = self.settings.beta
-        return Server((1 - beta) * server.w + beta * mean(replies, "w"))
+        return Server(part_way(server.w, replies, self.settings.beta))
 
     def personal(self, kept: Nothing, local: Local, heard: Message) -> Tensor:
         """θ."""

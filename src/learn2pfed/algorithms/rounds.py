@@ -27,6 +27,7 @@ from learn2pfed.algorithms.base import (
     Spec,
     Specs,
     Verdict,
+    tree,
 )
 from learn2pfed.algorithms.local import Local, Optimizer
 from learn2pfed.algorithms.settings import RoundSettings
@@ -35,8 +36,8 @@ from learn2pfed.errors import DivergenceError, Learn2pFedError, MessageError
 from learn2pfed.models.network import Network
 from learn2pfed.tasks import Classification, Task
 
-SAMPLING = 7919
-"""Keeps the draw of clients apart from the draw of batches."""
+SAMPLING = 3
+"""Keeps the draw of clients apart from other draws."""
 
 PATIENCE = 3
 """So many rounds without a single answer end a run."""
@@ -112,7 +113,7 @@ class Rounds(Conversation[Home]):
 
     def scores(self, model: Tensor, local: Local, X: Tensor) -> Tensor:
         """What the client's own model makes of X."""
-        return self.network.scores(model, X)
+        return self.network.in_parts(self.network.scores, model, X)
 
     def sends(self) -> Specs:
         """What a client's reply looks like, beside its number of rows."""
@@ -161,9 +162,12 @@ class Rounds(Conversation[Home]):
         return {**sends, "n": Spec((), torch.int64)} if sends else {}
 
     def answer(self, kept: Any, local: Local, heard: Message) -> tuple[Any, Message]:
-        """A round's work, with the number of rows beside what is sent."""
-        kept, reply = self.work(kept, local, heard)
-        return kept, {**reply, "n": local.n} if reply else {}
+        """A round's work, and the number of rows; whoever has nothing finite to send keeps what was."""
+        after, reply = self.work(kept, local, heard)
+        if not reply:
+            return after, {}
+        sound = torch.stack([torch.isfinite(x).all(-1) for x in reply.values()]).all(0).unsqueeze(-1)
+        return tree(lambda new, old: torch.where(sound, new, old), after, kept), {**reply, "n": local.n}
 
     # the conversation, one client at a time
 
@@ -175,16 +179,17 @@ class Rounds(Conversation[Home]):
             raise Learn2pFedError(
                 f"The samples are {X.dtype} and the network is {dtype}: convert one, as by network.to({X.dtype})."
             )
-        if not bool(torch.isfinite(X).all()):
+        if not bool(torch.stack(torch.aminmax(X)).isfinite().all()):
             raise Learn2pFedError("The samples have missing or infinite values: fill or drop those.")
         try:
             scores = self.network.scores(self.network.start, X[:1])
-        except RuntimeError as error:
+        except Exception as error:  # whatever a module of one's own may raise
             shape = tuple(X.shape[1:])
             raise Learn2pFedError(f"The network does not take samples of shape {shape}: {error}") from error
-        if tuple(scores.shape) != (1, self.task.n_outputs):
+        found = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        if found != (1, self.task.n_outputs):
             raise Learn2pFedError(
-                f"The network gives {tuple(scores.shape)} for one sample where (1, {self.task.n_outputs}) is needed."
+                f"The network gives {found} for one sample where (1, {self.task.n_outputs}) is needed."
             )
 
     def enter(self, index: int, data: ClientData) -> Home:
@@ -242,6 +247,8 @@ class Rounds(Conversation[Home]):
                 progress(t + 1, float("nan"))
         for said, clients in _at(self.tells(server, everyone), self.settings.n_rounds):
             yield Exchange("finish", said, {}, clients)
+        if not joined.any():
+            raise DivergenceError(f"{self.title}: nobody ever gave a usable answer: lower the step size.")
         held = server[0] if server else self.network.start
         return Verdict(held, [], frozenset(everyone), {"joined": joined})
 
@@ -258,6 +265,6 @@ def mean_by_rows(replies: Replies, name: str) -> Tensor:
     return (n / n.sum()) @ stacked
 
 
-def mean(replies: Replies, name: str) -> Tensor:
-    """Σ x_i / m over those that answered."""
-    return torch.stack([reply[name] for reply in replies.values()]).mean(0)
+def part_way(w: Tensor, replies: Replies, beta: float) -> Tensor:
+    """(1 - β) w + β Σ w_i / m over those that answered."""
+    return (1 - beta) * w + beta * torch.stack([reply["w"] for reply in replies.values()]).mean(0)

@@ -34,8 +34,8 @@ from learn2pfed.unrolled.settings import Settings
 def run(
     experiment: Annotated[str, typer.Argument(help=f"One of {', '.join(EXPERIMENTS)}.")],
     preset: Annotated[
-        str, typer.Option(help="quick fits a laptop's minutes; paper is the paper's protocol.")
-    ] = "quick",
+        str | None, typer.Option(help="quick, the default, fits a laptop's minutes; paper is the paper's protocol.")
+    ] = None,
     seeds: Annotated[int | None, typer.Option(help="How many seeds (trials).")] = None,
     algorithms: Annotated[
         str | None, typer.Option(help="Comma-separated methods, where an experiment has several.")
@@ -59,10 +59,12 @@ def run(
     if algorithms is not None:
         changes["algorithms"] = algorithms
     path = folder_for(experiment, out, resume)
-    if resume and not changes and (path / "results.json").exists():  # go on as it was begun
+    as_begun = resume and not changes and tuned is None and preset is None
+    if as_begun and (path / "results.json").exists():
         begun = read_results(path)
         config, preset = restore(chosen, begun.config), begun.preset
     else:
+        preset = preset or "quick"
         if tuned is not None and not tuned.exists():
             raise Learn2pFedError(f"{tuned} does not exist: make it with learn2pfed tune {experiment}.")
         config = configure(chosen, preset, changes, tuned)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from pydantic import ValidationError
@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from learn2pfed.cli.common import app, changes_of, console, folder_for, progress_bar, rich_table
 from learn2pfed.errors import Learn2pFedError
-from learn2pfed.experiments.registry import configure, find, spread
+from learn2pfed.experiments.registry import configure, differences, find, restore, spread
 from learn2pfed.experiments.tuning import Tuned, Tunings, chosen_values, searches, tune
 from learn2pfed.report.tables import Table, number
 from learn2pfed.results.records import versions
@@ -28,8 +28,10 @@ from learn2pfed.results.store import to_toml, write_whole
 )
 def tune_(
     experiment: Annotated[str, typer.Argument(help="The experiment whose methods are tuned.")],
-    trials: Annotated[int, typer.Option(min=1, help="Trials of every method; the first has its defaults.")] = 20,
-    preset: Annotated[str, typer.Option(help="Tune for this preset.")] = "quick",
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Trials of every method, the first with its defaults; 20 if not given.")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="Tune for this preset; quick if not given.")] = None,
     algorithms: Annotated[str | None, typer.Option(help="Comma-separated methods; default: all.")] = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE; may be repeated.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder; default runs/tune-EXPERIMENT, numbered if taken.")] = None,
@@ -39,26 +41,30 @@ def tune_(
     """Choose settings on validation data: trials.json has every trial, tuned.toml the best of each method."""
     chosen = find(experiment)
     changes = changes_of(change or []) | ({} if algorithms is None else {"algorithms": algorithms})
-    config = configure(chosen, preset, changes, tuned=Path(os.devnull))  # from the defaults, not from an earlier tuning
+    folder = folder_for(f"tune-{experiment}", out, resume)
+    file = folder / "trials.json"
+    begun = _begun(file) if file.exists() else None
+    if begun is not None and not resume:
+        raise Learn2pFedError(f"{folder} already holds a tuning: add --resume to go on, or choose another --out.")
+    if begun is not None and not changes and trials is None and preset is None:  # go on as it was begun
+        tunings, config = begun, restore(chosen, begun.config)
+    else:
+        config = configure(chosen, preset or "quick", changes, tuned=Path(os.devnull))  # not from an earlier tuning
+        kept = config.model_dump(mode="json")
+        given = {"experiment": experiment, "preset": preset or "quick", "n_trials": trials or 20, "config": kept}
+        tunings = begun or Tunings(**given, versions=versions("optuna"))
+        if any(getattr(tunings, name) != value for name, value in given.items()):
+            raise Learn2pFedError(f"{folder} holds a tuning with other settings: repeat those or choose another --out.")
     chosen.tasks(config)  # refuses what it does not know
     wanted = searches(chosen, config)
-    folder = folder_for(f"tune-{experiment}", out, resume)
-    fresh = Tunings(
-        experiment=experiment,
-        preset=preset,
-        n_trials=trials,
-        versions=versions("optuna"),
-        config=config.model_dump(mode="json"),
-    )
-    tunings = _begun(folder / "trials.json", fresh, resume)
     done = {tuned.method for tuned in tunings.tuned}
     todo = [search for search in wanted if search.method not in done]
     try:
         with progress_bar() as bar:
             shown = bar.add_task(f"Tuning {experiment}", total=len(wanted), completed=len(wanted) - len(todo))
-            for _, tuned in spread(partial(tune, experiment, config.model_dump(), trials), todo, jobs):
+            for _, tuned in spread(partial(tune, experiment, config.model_dump(), tunings.n_trials), todo, jobs):
                 tunings.tuned.append(tuned)
-                write_whole(folder / "trials.json", tunings.model_dump_json(indent=1) + "\n")
+                write_whole(file, tunings.model_dump_json(indent=1) + "\n")
                 bar.advance(shown)
                 bar.console.print(escape(f"{tuned.method}: {_values(tuned)}"), highlight=False, soft_wrap=True)
     except KeyboardInterrupt:
@@ -67,39 +73,31 @@ def tune_(
         raise typer.Exit(130) from None
     order = [search.method for search in wanted]
     tunings.tuned.sort(key=lambda tuned: order.index(tuned.method))
-    write_whole(folder / "trials.json", tunings.model_dump_json(indent=1) + "\n")
-    said = f"# By: learn2pfed tune {experiment} --preset {preset} --trials {trials}; every trial is in trials.json.\n"
+    write_whole(file, tunings.model_dump_json(indent=1) + "\n")
+    changed = differences(chosen, tunings.preset, tunings.config, tuned=Path(os.devnull))
+    by = ["learn2pfed tune", experiment, "--preset", tunings.preset, "--trials", str(tunings.n_trials), *changed]
+    said = f"# By: {' '.join(by)}; every trial is in trials.json.\n"
     write_whole(folder / "tuned.toml", said + to_toml(chosen_values(tunings)))
     console.print(rich_table(_table(tunings)))
     console.print(f"Use them: learn2pfed run {experiment} --tuned {escape(str(folder / 'tuned.toml'))}", soft_wrap=True)
 
 
-def _begun(file: Path, fresh: Tunings, resume: bool) -> Tunings:
-    """What is on disk to go on with, or a new start."""
-    if not file.exists():
-        return fresh
-    if not resume:
-        raise Learn2pFedError(f"{file.parent} already holds a tuning: add --resume to go on, or choose another --out.")
+def _begun(file: Path) -> Tunings:
+    """What is on disk to go on with."""
     try:
-        old = Tunings.model_validate_json(file.read_text())
-    except (ValidationError, OSError) as error:
+        return Tunings.model_validate_json(file.read_text())
+    except (ValidationError, OSError, UnicodeDecodeError) as error:
         raise Learn2pFedError(f"{file} can't be read as a tuning: choose another --out.") from error
-    same: list[Any] = [(t.experiment, t.preset, t.n_trials, t.config) for t in (old, fresh)]
-    if same[0] != same[1]:
-        raise Learn2pFedError(
-            f"{file.parent} holds a tuning with other settings: repeat those or choose another --out."
-        )
-    return old
 
 
 def _values(tuned: Tuned) -> str:
-    return ", ".join(f"{key} = {value}" for key, value in tuned.best.values.items())
+    return "diverged" if tuned.best is None else ", ".join(f"{key} = {v}" for key, v in tuned.best.values.items())
 
 
 def _table(tunings: Tunings) -> Table:
     body = []
     for tuned in tunings.tuned:
-        first, best = tuned.trials[0].error, tuned.best.error
+        first, best = tuned.trials[0].error, tuned.best.error if tuned.best else None
         shown = ["diverged" if error is None else number(error) for error in (first, best)]
         body.append((tuned.method, str(len(tuned.trials)), *shown, _values(tuned)))
     head = ("method", "trials", "error with defaults", "smallest", "values")

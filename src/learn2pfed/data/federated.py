@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -73,11 +73,15 @@ class Samples:
             raise Learn2pFedError(f"client {twice[0]!r} appears twice: join its rows or rename one.")
         if 0 in self.sizes:
             raise Learn2pFedError(f"client {self.names[self.sizes.index(0)]!r} has no rows: drop it or give it some.")
+        if not len(self.X) == len(self.y) == sum(self.sizes):
+            raise Learn2pFedError(
+                f"There are {len(self.X)} samples and {len(self.y)} targets where sizes add up to {sum(self.sizes)}."
+            )
 
     @classmethod
-    def join(cls, rows: Sequence[tuple[str, Tensor, Tensor]]) -> Samples:
-        """From (name, X, y) triples."""
-        clients = [ClientData(*triple) for triple in rows]
+    def join(cls, rows: Sequence[tuple[str, Any, Any]]) -> Samples:
+        """From (name, X, y) triples of tensors or arrays."""
+        clients = [ClientData(name, torch.as_tensor(X), torch.as_tensor(y)) for name, X, y in rows]
         if not clients:
             raise Learn2pFedError("There are no clients: give the rows of at least one.")
         for client in clients:

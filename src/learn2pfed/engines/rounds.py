@@ -5,25 +5,29 @@ The numbers are those of the plain engine to rounding, and so are the bytes that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from learn2pfed.algorithms.base import Exchange, Message, Moment, Outcome, Progress, Spec, Traffic, Verdict
+from learn2pfed.algorithms.base import Exchange, Message, Moment, Outcome, Progress, Spec, Traffic, Verdict, tree
 from learn2pfed.algorithms.local import Local
 from learn2pfed.algorithms.rounds import Rounds
 from learn2pfed.data.federated import Samples
 from learn2pfed.engines.messages import size
 from learn2pfed.engines.plain import following
+from learn2pfed.errors import Learn2pFedError
 
 Observe = Callable[[int, "Simulator", Callable[[], Tensor]], None]
 """Called after every round with its number, the simulator, and a function that gives the personal models, (M, P)."""
 
-EVALUATION_ROWS = 250
-"""Samples that are scored at once; with convolutions, larger batches are slower on a CPU."""
+STEP_ROWS = 2**13
+"""Most rows of a step of clients that are computed together."""
+
+SCORED_ROWS = 2**17
+"""Most rows of clients that are scored together."""
 
 
 class Snapshot(NamedTuple):
@@ -34,6 +38,7 @@ class Snapshot(NamedTuple):
     kept: Any
     joined: Tensor
     traffic: Traffic
+    missing: Mapping[int, int]
 
 
 class Simulator:
@@ -48,10 +53,12 @@ class Simulator:
         if start is None:
             kept = tree(lambda x: x.expand(len(data), *x.shape), algorithm.begin())
             joined = torch.zeros(len(data), dtype=torch.int64)
-            start = Snapshot(0, algorithm.opening(len(data)), kept, joined, Traffic())
+            start = Snapshot(0, algorithm.opening(len(data)), kept, joined, Traffic(), {})
+        if len(start.joined) != len(data):
+            raise Learn2pFedError(f"The snapshot is of {len(start.joined)} clients and the data of {len(data)}.")
         self.round, self.server, self.joined, self.traffic = start.round, start.server, start.joined, start.traffic
         self.kept = tree(torch.clone, start.kept)
-        self.missing: dict[int, int] = {}
+        self.missing = dict(start.missing)
 
     def run(self, progress: Progress | None, observe: Observe | None) -> Outcome:
         """All rounds that are left."""
@@ -76,7 +83,8 @@ class Simulator:
 
     def snapshot(self) -> Snapshot:
         """What a run needs to go on later."""
-        return Snapshot(self.round, self.server, tree(torch.clone, self.kept), self.joined, self.traffic)
+        kept = tree(torch.clone, self.kept)
+        return Snapshot(self.round, self.server, kept, self.joined, self.traffic, dict(self.missing))
 
     def personal(self, told: Sequence[tuple[Message, tuple[int, ...]]]) -> Tensor:
         """Every client's own model, given what each is told; nothing is kept."""
@@ -113,11 +121,11 @@ class Simulator:
 
     def _groups(self, clients: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Clients that are computed together: of similar size, so that few wait for others; or each alone."""
-        return (
-            similar(clients, self.data.sizes, self.algorithm.settings.batch_size)
-            if self.axis
-            else [(i,) for i in clients]
-        )
+        if not self.axis:
+            return [(i,) for i in clients]
+        sizes, wide = self.data.sizes, self.algorithm.settings.batch_size
+        batches = {i: -(-sizes[i] // wide) for i in clients}
+        return similar(batches, STEP_ROWS // min(wide, max(sizes)))
 
     def _count(self, exchange: Exchange) -> None:
         said = tuple((name, Spec(tuple(x.shape), x.dtype)) for name, x in exchange.broadcast.items())
@@ -139,24 +147,27 @@ def run_rounds(
 
 def marks_of(algorithm: Rounds, models: Tensor, train: Samples, test: Samples) -> Tensor:
     """How well each client's own model does on its own samples, (N,): squared errors, or 1 where it is right."""
+    if not test.names == train.names or len(models) != len(train):
+        raise Learn2pFedError(
+            f"There are {len(models)} models, and clients {_few(train)} to train and {_few(test)} to test: "
+            "give all three the same clients in the same order."
+        )
     algorithm.check(test)
     axis = algorithm.network.runs_for_all_at_once(test.X) and not algorithm.scores_alone
     marks = torch.empty(len(test.y), dtype=models.dtype)
-    everyone = tuple(range(len(test)))
-    with torch.no_grad():
-        for group in similar(everyone, test.sizes, 1) if axis else [(i,) for i in everyone]:
-            local = home(algorithm, train, group, axis=axis)
-            sizes, starts = (torch.tensor([values[i] for i in group]) for values in (test.sizes, test.starts.tolist()))
-            steps = torch.arange(int(sizes.max()))
-            rows = starts[:, None] + steps.minimum(sizes[:, None] - 1)
-            for part in torch.split(rows, EVALUATION_ROWS, 1):
-                X, y = test.X[part], test.y[part]
-                if axis:
-                    scores = algorithm.scores(models[list(group)], local, X)
-                else:
-                    scores = algorithm.scores(models[group[0]], local, X[0])[None]
-                marks[part] = algorithm.task.marks(scores, y).to(marks.dtype)
+    sizes = dict(enumerate(test.sizes))
+    for group in similar(sizes, SCORED_ROWS // max(test.sizes)) if axis else [(i,) for i in sizes]:
+        local = home(algorithm, train, group, axis=axis)
+        steps, count = torch.arange(max(sizes[i] for i in group)), torch.tensor([sizes[i] for i in group])
+        rows = test.starts[list(group), None] + steps.minimum(count[:, None] - 1)  # the last row fills up
+        at: Any = rows if axis else rows[0]
+        scores = algorithm.scores(models[list(group) if axis else group[0]], local, test.X[at])
+        marks[at] = algorithm.task.marks(scores, test.y[at]).to(marks.dtype)
     return marks
+
+
+def _few(samples: Samples) -> str:
+    return ", ".join(samples.names[:3]) + (f" .. ({len(samples)})" if len(samples) > 3 else "")
 
 
 def home(algorithm: Rounds, data: Samples, group: tuple[int, ...], *, axis: bool, time: int = 0) -> Local:
@@ -165,22 +176,18 @@ def home(algorithm: Rounds, data: Samples, group: tuple[int, ...], *, axis: bool
     return algorithm.at_home(data.X, data.y, places, axis=axis, time=time)
 
 
-def similar(clients: Sequence[int], sizes: Sequence[int], batch_size: int) -> list[tuple[int, ...]]:
-    """Clients by number of batches, in groups: the largest has less than twice those of the smallest, or at most 3."""
-    batches = {i: -(-sizes[i] // batch_size) for i in clients}
+def similar(sizes: Mapping[int, int], most: int) -> list[tuple[int, ...]]:
+    """Clients by size in groups of at most so many: the largest has less than twice the smallest's, or at most 3.
+
+    >>> similar({0: 1, 1: 100, 2: 3, 3: 150}, most=10), similar({0: 1, 1: 1, 2: 1}, most=2)
+    ([(0, 2), (1, 3)], [(0, 1), (2,)])
+    """
     groups: list[list[int]] = []
-    for i in sorted(clients, key=lambda i: (batches[i], i)):
-        if not groups or batches[i] >= 2 * max(2, batches[groups[-1][0]]):
+    for i in sorted(sizes, key=lambda i: (sizes[i], i)):
+        if not groups or sizes[i] >= 2 * max(2, sizes[groups[-1][0]]) or len(groups[-1]) >= max(1, most):
             groups.append([])
         groups[-1].append(i)
     return [tuple(sorted(group)) for group in groups]
-
-
-def tree(function: Callable[..., Any], *trees: Any) -> Any:
-    """The function on every tensor of nested NamedTuples."""
-    if isinstance(trees[0], Tensor):
-        return function(*trees)
-    return type(trees[0])(*(tree(function, *parts) for parts in zip(*trees, strict=True)))
 
 
 @cache

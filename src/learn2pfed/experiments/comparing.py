@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import time
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +17,7 @@ from learn2pfed.algorithms.rounds import Rounds
 from learn2pfed.data.federated import Samples
 from learn2pfed.engines.plain import run_plain
 from learn2pfed.engines.rounds import Simulator, marks_of, run_rounds
-from learn2pfed.errors import DivergenceError
+from learn2pfed.errors import DivergenceError, Learn2pFedError
 from learn2pfed.experiments.base import Config
 from learn2pfed.models.network import Network
 from learn2pfed.tasks import Task
@@ -35,18 +37,36 @@ class ProtocolConfig(Config):
         "simulation", description="all clients at once, or one by one through encoded messages (plain, slow)"
     )
 
-    def algorithm(self, name: str, own: dict[str, Any], seed: int, network: Network, task: Task) -> Rounds:
-        """The baseline with its own settings, the common ones and the seed of the trial."""
+    def algorithm(self, name: str, own: dict[str, Any], seed: int, network: Network, task: Task, rows: int) -> Rounds:
+        """The baseline with its own settings, the common ones and the seed of the trial; a client has so many rows."""
         method = baseline(name)
         common = {field: getattr(self, field) for field in PROTOCOL if field in method.settings_class.model_fields}
+        steps = self.epochs * -(-rows // self.batch_size)
+        if name == "pfedme":
+            common["n_batches"] = steps
+        if name == "lp-proj":
+            common["n_local"] = 1 + (steps % 2 == 0)
+            common["n_inner"] = steps // common["n_local"]
         return method(method.settings_class.of(**own, **common, seed=seed), network, task)
 
 
+EQUAL_WORK = {"pfedme": ("n_batches",), "lp-proj": ("n_local", "n_inner")}
+"""Settings of methods that count batches in place of epochs; they get as many as the others' epochs have."""
+
+
 def _own_settings(given: Any) -> Any:
-    """Each method's settings in full, without those of the protocol; unknown names are refused."""
-    full = {name: baseline(name).settings_class.of(**own).model_dump() for name, own in dict(given).items()}
-    aside = (*PROTOCOL, "seed")
-    return {name: {key: own[key] for key in own if key not in aside} for name, own in full.items()}
+    """Each method's settings in full, without those that are the same for all; unknown names are refused."""
+    if not (isinstance(given, Mapping) and all(isinstance(own, Mapping) for own in given.values())):
+        raise ValueError("give settings by method, as in fedavg.lr=0.1")
+    found = {}
+    for name, own in given.items():
+        aside = {*PROTOCOL, "seed", *EQUAL_WORK.get(name, ())}
+        try:
+            full = baseline(name).settings_class.of(**own).model_dump()
+        except Learn2pFedError as error:
+            raise ValueError(f"{name}: {error}") from error
+        found[name] = {key: value for key, value in full.items() if key not in aside}
+    return found
 
 
 OwnSettings = Annotated[dict[str, dict[str, Any]], BeforeValidator(_own_settings)]
@@ -57,24 +77,38 @@ Points = dict[int, float]
 """A metric by round."""
 
 
-def fit(
-    algorithm: Rounds, engine: str, train: Samples, test: Samples, rounds: frozenset[int] = frozenset()
-) -> tuple[Outcome, NDArray[np.float64], Points]:
-    """The outcome, each client's mean mark on its own test samples, and the metric after some rounds.
+class Fitted(NamedTuple):
+    """What fitting a baseline gives."""
 
-    All clients are judged, and the models of the last round count; what is seen along the way chooses nothing.
-    """
-    seen: Points = {}
+    outcome: Outcome
+    marks: NDArray[np.float64]  # (M,), each client's mean mark on its own test samples
+    curve: Points  # the metric after some rounds
+    seconds: float  # CPU time, without scoring
+
+
+def fit(algorithm: Rounds, engine: str, train: Samples, test: Samples, rounds: Collection[int] = ()) -> Fitted:
+    """All clients are judged, and the models of the last round count; what is seen along the way chooses nothing."""
+    curve: Points = {}
+    looking = 0.0
 
     def observe(t: int, simulator: Simulator, personal: Any) -> None:
+        nonlocal looking
         if t in rounds:
-            seen[t] = float(algorithm.task.value(torch.from_numpy(_means(algorithm, personal(), train, test))).mean())
+            begun = time.process_time()
+            curve[t] = float(algorithm.task.value(torch.from_numpy(_means(algorithm, personal(), train, test))).mean())
+            looking += time.process_time() - begun
 
+    begun = time.process_time()
     if engine == "plain":
         outcome = run_plain(algorithm, train)
     else:
         outcome = run_rounds(algorithm, train, observe=observe if rounds else None)
-    return outcome, _means(algorithm, outcome.models, train, test), seen
+    seconds = time.process_time() - begun - looking
+    if outcome.missing:
+        raise DivergenceError(
+            f"{algorithm.title}: {len(outcome.missing)} client(s) left the finite numbers: lower the step size."
+        )
+    return Fitted(outcome, _means(algorithm, outcome.models, train, test), curve, seconds)
 
 
 def _means(algorithm: Rounds, models: torch.Tensor, train: Samples, test: Samples) -> NDArray[np.float64]:

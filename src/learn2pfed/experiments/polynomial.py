@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from learn2pfed.algorithms.base import Outcome
@@ -90,12 +90,15 @@ class StudyConfig(Config):
 METHODS = tuple(name for name, method in BASELINES.items() if not method.only_classification)
 """The baselines of Table I."""
 
-EQUAL_WORK: dict[str, dict[str, Any]] = {"pfedme": {"n_batches": 4}, "lp-proj": {"n_local": 2, "n_inner": 2}}
-"""Two passes over 100 rows in batches of 64 are four batches; those that count batches get as many."""
+
+FEW = {"lp-proj": {"n_projected": 2}}
+"""A polynomial of four coefficients has no room for lp_proj's ten numbers."""
 
 
-def _untuned() -> dict[str, dict[str, Any]]:
-    return {name: EQUAL_WORK.get(name, {}) for name in METHODS}
+def _every_method(**given: dict[str, Any]) -> Any:
+    """All baselines, those that are not given with what is given here."""
+    every = {name: given.get(name, {}) for name in METHODS}
+    return BeforeValidator(lambda own: every | own if isinstance(own, dict) else own)
 
 
 class PolynomialConfig(StudyConfig, ProtocolConfig):
@@ -112,8 +115,8 @@ class PolynomialConfig(StudyConfig, ProtocolConfig):
     head: str = Field(
         "head", coerce_numbers_to_str=True, description="the part of that network that FedPer and FedRep keep at home"
     )
-    mlp: OwnSettings = Field(default_factory=_untuned, validate_default=True)
-    polynomial: OwnSettings = Field(default_factory=_untuned, validate_default=True)
+    mlp: Annotated[OwnSettings, _every_method()] = Field({}, validate_default=True)
+    polynomial: Annotated[OwnSettings, _every_method(**FEW)] = Field({}, validate_default=True)
 
 
 def talk(config: StudyConfig, settings: Settings, study: Polynomial, seed: int) -> Outcome:
@@ -176,7 +179,7 @@ def algorithm_of(config: PolynomialConfig, name: str, variant: str, seed: int) -
         network, own = build("linear", (len(BASE),), 1, seed, bias=False), config.polynomial[name]
     else:
         network, own = build(config.model, (1,), 1, seed, config.head), config.mlp[name]
-    return config.algorithm(name, own, seed, network, Regression())
+    return config.algorithm(name, own, seed, network, Regression(), config.n_rows // config.n_clients)
 
 
 SMALLEST = "share of clients at which x³ has the smallest Λ"
@@ -219,6 +222,12 @@ class PolynomialExperiment(Experiment):
     def tasks(self, config: PolynomialConfig) -> list[Task]:
         """Method by method, quickest first."""
         unknown = [name for name in config.algorithms if name not in TITLES]
+        if unknown and unknown[0] in BASELINES:
+            raise Learn2pFedError(
+                f"algorithms: {unknown[0]} needs classes to predict, and here are numbers: leave it out."
+            )
+        if set(config.seeds) & set(TUNING_SEEDS):
+            raise Learn2pFedError(f"seeds {' and '.join(map(str, TUNING_SEEDS))} are for tuning alone: choose others.")
         if unknown:
             raise Learn2pFedError(f"algorithms: unknown {unknown[0]!r}; there are {', '.join(TITLES)}.")
         titles = [
@@ -227,6 +236,7 @@ class PolynomialExperiment(Experiment):
             if name in config.algorithms and not (name in NEED_ROWS and config.n_rows <= len(BASE))
         ]
         variants = self.variants(config.model_dump())[::-1]
+        build(config.model, (1,), 1, 0, config.head)
         for name, variant in product(set(config.algorithms) & set(METHODS), variants):
             algorithm_of(config, name, variant, 0).asks(
                 0, config.n_clients
@@ -262,13 +272,12 @@ class PolynomialExperiment(Experiment):
         algorithm = algorithm_of(config, name, variant, task.seed)
         train = samples(study, variant)
         test = noise_free(study, train)
-        (outcome, errors, _), seconds = timed(lambda: fit(algorithm, config.engine, train, test))
-        detail = None
-        if task.seed == config.first_seed and config.engine == "simulation":
-            rounds = frozenset(np.linspace(1, config.n_rounds, POINTS).round().astype(int).tolist())
-            curve = fit(algorithm, config.engine, train, test, rounds)[2]
-            detail = Detail(**task._asdict(), series={"rounds": list(curve), "curve": rounded(list(curve.values()))})
-        measured = measures(errors, study)
+        first = task.seed == config.first_seed
+        rounds = np.linspace(1, config.n_rounds, POINTS).round().astype(int).tolist() if first else ()
+        outcome, marks, curve, seconds = fit(algorithm, config.engine, train, test, rounds)
+        seen = {"rounds": list(curve), "curve": rounded(list(curve.values()))}
+        detail = Detail(**task._asdict(), series=seen) if curve else None
+        measured = measures(marks, study)
         if config.join < 1:
             measured["clients that never took part"] = float((outcome.insight["joined"] == 0).sum())
         return Done(rows_of(task, outcome, seconds, measured), detail)
@@ -289,8 +298,8 @@ class PolynomialExperiment(Experiment):
 
     def rank(self, algorithm: str) -> float:
         """Baselines, the paper, ours, limits."""
-        titles = list(TITLES.values())
-        return titles.index(algorithm if algorithm in titles else algorithm.rpartition(", ")[0])
+        places = {title: place for place, title in enumerate(TITLES.values())}
+        return places.get(algorithm, places.get(algorithm.rpartition(", ")[0], len(places)))
 
     def columns(self, rows: Sequence[Row]) -> list[Column]:
         """Each metric over the settings."""
@@ -305,12 +314,13 @@ def held_out_error(config: PolynomialConfig, key: str, setting: str, seed: int) 
         seen = Polynomial(study.data.pick(~aside), study.coefficients, study.shared)
         models = talk(config, config.learn2pfed, seen, seed).models
         rest = study.data.pick(aside)
-        return float(((rest.X * models[rest.owner]).sum(1) - rest.y).square().mean())
+        gaps = ((rest.X * models[rest.owner]).sum(1) - rest.y).square()
+        return float(np.mean([gaps[rest.owner == i].mean() for i in range(len(rest))]))
     group, _, name = key.partition(".")
     variant = POLYNOMIAL if group == "polynomial" else _label(config.model)
     rows = samples(study, variant)
     algorithm = algorithm_of(config, name, variant, seed)
-    return float(fit(algorithm, "simulation", rows.pick(~aside), rows.pick(aside))[1].mean())
+    return float(fit(algorithm, "simulation", rows.pick(~aside), rows.pick(aside)).marks.mean())
 
 
 def measures(mse: NDArray[np.float64], study: Polynomial) -> dict[str, float]:

@@ -94,9 +94,9 @@ def parse(text: str) -> Any:
         return None if text.strip() == "none" else text.strip()
 
 
-def differences(experiment: Experiment, preset: str, config: dict[str, Any]) -> list[str]:
+def differences(experiment: Experiment, preset: str, config: dict[str, Any], tuned: Path | None = None) -> list[str]:
     """The --set NAME=VALUE options that lead from the preset to this configuration."""
-    plain = configure(experiment, preset, {}).model_dump(mode="json")
+    plain = configure(experiment, preset, {}, tuned).model_dump(mode="json")
 
     def walk(old: dict[str, Any], new: dict[str, Any], prefix: str) -> Iterator[str]:
         for name, value in new.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
@@ -26,12 +27,10 @@ class Tuned(BaseModel):
     trials: list[Trial]
 
     @property
-    def best(self) -> Trial:
-        """The first trial with the smallest error."""
+    def best(self) -> Trial | None:
+        """The first trial with the smallest error; none where all left the finite numbers."""
         found = [(trial.error, place) for place, trial in enumerate(self.trials) if trial.error is not None]
-        if not found:
-            raise Learn2pFedError(f"{self.method}: no trial stayed within the finite numbers: narrow its search.")
-        return self.trials[min(found)[1]]
+        return self.trials[min(found)[1]] if found else None
 
 
 class Tunings(BaseModel):
@@ -61,28 +60,48 @@ def searches(experiment: Experiment, config: Config) -> list[Search]:
 
 
 def tune(name: str, config: dict[str, Any], n_trials: int, search: Search) -> Tuned:
-    """So many trials of one method: its defaults first, then what a tree-structured Parzen estimator proposes."""
+    """So many trials of one method: what it is set to first, then what a tree-structured Parzen estimator proposes."""
     import optuna  # here, as it takes long and only tuning needs it
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    experiment = find(name)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))
-    study.enqueue_trial({key: _at(config, f"{search.method}.{key}") for key in search.space})
-    trials = []
-    for _ in range(n_trials):
+    trials = [_judged(name, config, search, {key: _at(config, f"{search.method}.{key}") for key in search.space})]
+    with suppress(ValueError):  # a start outside the search says nothing to the estimator
+        study.add_trial(
+            optuna.trial.create_trial(
+                params=trials[0].values,
+                distributions={key: _distribution(optuna, where) for key, where in search.space.items()},
+                value=trials[0].error,
+                state=optuna.trial.TrialState.FAIL if trials[0].error is None else optuna.trial.TrialState.COMPLETE,
+            )
+        )
+    for _ in range(n_trials - 1):
         trial = study.ask()
         values = {key: _suggest(trial, key, where) for key, where in search.space.items()}
-        chosen = experiment.config_class.model_validate(config).model_dump()
-        for key, value in values.items():
-            put(chosen, f"{search.method}.{key}", value)
-        try:
-            error = experiment.validate(experiment.config_class.model_validate(chosen), search.method)
-            study.tell(trial, error)
-            trials.append(Trial(values=values, error=error))
-        except DivergenceError:
-            study.tell(trial, state=optuna.trial.TrialState.FAIL)
-            trials.append(Trial(values=values, error=None))
+        trials.append(_judged(name, config, search, values))
+        error = trials[-1].error
+        study.tell(trial, error, state=optuna.trial.TrialState.FAIL if error is None else None)
     return Tuned(method=search.method, trials=trials)
+
+
+def _judged(name: str, config: dict[str, Any], search: Search, values: dict[str, Any]) -> Trial:
+    """What these values give on validation data."""
+    experiment = find(name)
+    chosen = experiment.config_class.model_validate(config).model_dump()
+    for key, value in values.items():
+        put(chosen, f"{search.method}.{key}", value)
+    try:
+        return Trial(
+            values=values, error=experiment.validate(experiment.config_class.model_validate(chosen), search.method)
+        )
+    except DivergenceError:
+        return Trial(values=values, error=None)
+
+
+def _distribution(optuna: Any, where: Span | Choice) -> Any:
+    if isinstance(where, Span):
+        return optuna.distributions.FloatDistribution(where.low, where.high, log=True)
+    return optuna.distributions.CategoricalDistribution(where.options)
 
 
 def _suggest(trial: Any, key: str, where: Span | Choice) -> Any:
@@ -101,6 +120,8 @@ def chosen_values(tunings: Tunings) -> dict[str, Any]:
     """The best trial of each method, as a tree of tables: what a tuned file says."""
     tree: dict[str, Any] = {}
     for tuned in tunings.tuned:
+        if tuned.best is None:
+            continue
         table = tree
         for part in tuned.method.split("."):
             table = table.setdefault(part, {})

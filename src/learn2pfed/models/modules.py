@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from itertools import pairwise
@@ -67,10 +69,9 @@ class LSTM(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(n, T) or (n, T, inputs) to (n, outputs)."""
         x = x.unsqueeze(-1) if x.ndim == 2 else x
-        driven = self.input(x)
         h = c = x.new_zeros(len(x), self.hidden)
-        for t in range(x.shape[1]):
-            i, f, g, o = (driven[:, t] + self.recurrent(h)).chunk(4, -1)
+        for driven in self.input(x).unbind(1):
+            i, f, g, o = (driven + self.recurrent(h)).chunk(4, -1)
             c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
             h = torch.sigmoid(o) * torch.tanh(c)
         scores: Tensor = self.head(h)
@@ -158,7 +159,7 @@ def build(
         torch.manual_seed(seed)
         try:
             module = make(shape, n_outputs, **options)
-        except TypeError as error:
+        except (TypeError, RuntimeError) as error:
             raise Learn2pFedError(f"model {name!r} does not take {options} ({error}): {about}.") from error
     if not isinstance(module, nn.Module):
         raise Learn2pFedError(f"{name} gives {type(module).__name__}, not an nn.Module.")
@@ -168,6 +169,8 @@ def build(
 def _imported(name: str) -> Callable[..., nn.Module]:
     """The function that `package.module:function` names."""
     place, _, function = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # a file beside which the command is run
     try:
         found: Callable[..., nn.Module] = getattr(import_module(place), function)
     except (ImportError, AttributeError, ValueError) as error:

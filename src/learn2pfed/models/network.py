@@ -7,7 +7,7 @@ client, (P,), and several on a leading axis, (m, P).
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Literal
 
@@ -21,12 +21,17 @@ Part = Literal["all", "body", "head"]
 
 Tensors = Mapping[str, Tensor]
 
+AT_ONCE = 250
+"""Samples that are scored at once; with convolutions, larger batches are slower on a CPU."""
+
 SMALL = 200_000
 """Networks with at most so many parameters and no convolution run for all clients at once."""
 
 
 class Network:
     """Any `nn.Module`; `head` names the submodule that personalised methods keep at home (None: there is none).
+
+    Parameters that do not require gradients stay as they are and are never sent.
 
     >>> network = Network(nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1)), head="2")
     >>> network.n_parameters, int(network.is_head.sum())
@@ -36,23 +41,28 @@ class Network:
     """
 
     def __init__(self, module: nn.Module, head: str | None = "head") -> None:
+        if not isinstance(module, nn.Module):
+            raise Learn2pFedError(f"A network is made from an nn.Module, got {type(module).__name__}: see build().")
+        _refuse_what_draws_or_remembers(module)
         self.module = copy.deepcopy(module)
         self.head = head
-        parameters = dict(self.module.named_parameters())
-        _refuse_what_draws_or_remembers(self.module)
+        parameters = {
+            name: p for name, p in self.module.named_parameters() if p.requires_grad
+        }  # others stay as they are
         if not parameters:
             raise Learn2pFedError(f"{type(module).__name__} has no parameters to learn.")
         self.shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         self.sizes = [parameter.numel() for parameter in parameters.values()]
         self.n_parameters = sum(self.sizes)
         self.has_convolutions = any(isinstance(part, nn.modules.conv._ConvNd) for part in self.module.modules())
-        self.has_ties = len(list(self.module.named_parameters(remove_duplicate=False))) > len(parameters)
+        every = self.module.named_parameters(remove_duplicate=False)
+        self.has_ties = sum(parameter.requires_grad for _, parameter in every) > len(parameters)
         self.names: dict[Part, frozenset[str]] = {"all": frozenset(parameters)}
         inside = {name for name in parameters if head is not None and name.startswith(f"{head}.")}
         if head is not None and not inside:
-            known = dict.fromkeys(name.rpartition(".")[0] for name in parameters)
+            known = ", ".join(dict.fromkeys(filter(None, (name.rpartition(".")[0] for name in parameters))))
             raise Learn2pFedError(
-                f"The network has no parameters in a part called {head!r}; there are {', '.join(filter(None, known))}."
+                f"The network has no parameters in a part called {head!r}; there are {known or 'none: use head=None'}."
             )
         self.names |= {"head": frozenset(inside), "body": self.names["all"] - inside}
         self.start = self.flatten({name: parameter.detach() for name, parameter in parameters.items()})
@@ -60,7 +70,10 @@ class Network:
 
     def to(self, dtype: torch.dtype) -> Network:
         """The same network in another precision."""
-        return Network(copy.deepcopy(self.module).to(dtype).requires_grad_(True), self.head)
+        module = copy.deepcopy(self.module).to(dtype)
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(name in self.names["all"])
+        return Network(module, self.head)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -116,6 +129,13 @@ class Network:
     def features(self, parameters: Tensor | Tensors, X: Tensor) -> Tensor:
         """What the head receives, (n, F)."""
         return self._call(self._without_head, parameters, X)
+
+    def in_parts(self, function: Callable[[Tensor, Tensor], Tensor], parameters: Tensor, X: Tensor) -> Tensor:
+        """`scores` or `features` of many samples, some at a time; nothing is differentiated."""
+        axis = parameters.ndim - 1
+        at_once = max(1, AT_ONCE // len(parameters)) if axis else AT_ONCE
+        with torch.no_grad():
+            return torch.cat([function(parameters, part) for part in torch.split(X, at_once, axis)], axis)
 
     @cached_property
     def _without_head(self) -> nn.Module:
@@ -174,7 +194,9 @@ def _refuse_what_draws_or_remembers(module: nn.Module) -> None:
             )
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
             raise Learn2pFedError(f"{known} mixes the rows of a batch: use nn.GroupNorm or nn.LayerNorm.")
-        drops = part.p if isinstance(part, nn.modules.dropout._DropoutNd) else 0
+        if isinstance(part, nn.modules.lazy.LazyModuleMixin):
+            raise Learn2pFedError(f"{known} does not know its sizes yet: run the module on a sample first.")
+        drops = part.p if isinstance(part, nn.modules.dropout._DropoutNd) else int(isinstance(part, nn.RReLU))
         if isinstance(part, (nn.RNNBase, nn.MultiheadAttention)):
             drops = part.dropout
         if drops > 0:

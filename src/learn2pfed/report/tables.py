@@ -7,12 +7,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from learn2pfed.algorithms.registry import BASELINES
+from pydantic import ValidationError
+
 from learn2pfed.experiments.base import Column
 from learn2pfed.experiments.panels import sizes_of
 from learn2pfed.experiments.registry import find
 from learn2pfed.results.records import Results, Row
-from learn2pfed.search import search_space
 
 
 @dataclass(frozen=True)
@@ -132,21 +132,21 @@ def tables(results: Results) -> list[Table]:
 
 
 def settings_tables(results: Results) -> list[Table]:
-    """What each baseline was set to, of what tuning can choose."""
-    found = []
-    for group, methods in results.config.items():
-        if isinstance(methods, dict) and methods.keys() <= BASELINES.keys():
-            body = []
-            for name, own in methods.items():
-                space = search_space(BASELINES[name].settings_class)
-                shown = ", ".join(f"{key} = {_plain(value)}" for key, value in own.items() if key in space)
-                body.append((BASELINES[name].title, shown))
-            found.append(Table(f"Settings of the baselines, {group}", ("", "as tuned on validation data"), tuple(body)))
-    return found
-
-
-def _plain(value: object) -> str:
-    return "none" if value is None else str(value)
+    """What each method was set to, of what tuning can choose."""
+    experiment = find(results.experiment)
+    try:
+        config = experiment.config_class.model_validate(results.config)
+    except ValidationError:  # a run of another version
+        return []
+    ran = set(results.config.get("algorithms", ()))
+    body = []
+    for method, space in experiment.tunable(config).items():
+        own = results.config
+        for part in method.split("."):
+            own = own[part]
+        if space and method.rpartition(".")[2] in ran:
+            body.append((method, ", ".join(f"{key} = {'none' if own[key] is None else own[key]}" for key in space)))
+    return [Table("Settings of the methods", ("--set METHOD.NAME=VALUE", "values"), tuple(body))] if body else []
 
 
 def quality_table(results: Results) -> Table:
