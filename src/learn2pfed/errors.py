@@ -10,7 +10,7 @@ class Learn2pFedError(ValueError):
 
 
 class DivergenceError(Learn2pFedError):
-    """The unrolled network left the finite numbers; the message names the epoch."""
+    """Models left the finite numbers; the message says where."""
 
 
 class MessageError(Learn2pFedError):

@@ -1,1 +1,1 @@
-"""What is computed and what is sent: the contract, Learn2pFed, and closed-form references."""
+"""What is computed and what is sent: the contract, Learn2pFed, twelve baselines, and closed-form references."""

@@ -163,7 +163,8 @@ def _list_algorithms() -> None:
     rows = [("most", *_field(name, common[name])) for name in common]
     for method in BASELINES.values():
         fields = method.settings_class.model_fields
-        rows += [(method.name, *_field(name, fields[name])) for name in fields if name not in common]
+        own = [name for name in fields if name not in common or fields[name].description != common[name].description]
+        rows += [(method.name, *_field(name, fields[name])) for name in own]
     console.print(rich_table(Table("Their settings", ("of", "name", "default", "what it is"), tuple(rows))))
     console.print(
         "pfedme and lp-proj take n_rounds, join, batch_size and seed of the first group; learn2pfed: see below.\n"
