@@ -66,14 +66,10 @@ class Network:
             )
         self.names |= {"head": frozenset(inside), "body": self.names["all"] - inside}
         self.start = self.flatten({name: parameter.detach() for name, parameter in parameters.items()})
-        self.module.requires_grad_(False)
 
     def to(self, dtype: torch.dtype) -> Network:
         """The same network in another precision."""
-        module = copy.deepcopy(self.module).to(dtype)
-        for name, parameter in module.named_parameters():
-            parameter.requires_grad_(name in self.names["all"])
-        return Network(module, self.head)
+        return Network(copy.deepcopy(self.module).to(dtype), self.head)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -174,9 +170,9 @@ class Network:
 
 def _view(part: Tensor, shape: tuple[int, ...]) -> Tensor:
     if len(shape) != 4:
-        return part.view(*part.shape[:-1], *shape)
+        return part.view((*part.shape[:-1], *shape))
     outputs, inputs, height, width = shape
-    return part.view(*part.shape[:-1], outputs, height, width, inputs).movedim(-1, -3)
+    return part.view((*part.shape[:-1], outputs, height, width, inputs)).movedim(-1, -3)
 
 
 def _line(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
