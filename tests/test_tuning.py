@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from learn2pfed.data.polynomial import Polynomial
-from learn2pfed.errors import DivergenceError, Learn2pFedError
+from learn2pfed.errors import DivergenceError
 from learn2pfed.experiments import polynomial as study
-from learn2pfed.experiments.base import over_clients
+from learn2pfed.experiments.base import Task, over_clients
 from learn2pfed.experiments.polynomial import PolynomialConfig, PolynomialExperiment
 from learn2pfed.experiments.registry import configure, find, tuned_file, tuned_values
 from learn2pfed.experiments.tuning import Tunings, chosen_values, searches, tune
@@ -56,9 +56,12 @@ def test_trials_that_diverge_are_kept_and_never_chosen(monkeypatch: pytest.Monke
     search = next(found for found in searches(experiment, config) if found.method == "mlp.fedavg")
     found = tune("polynomial", config.model_dump(), 5, search)
     assert [trial.error for trial in found.trials] == [1.0, None, 0.0, 1.0, 1.0]
+    assert found.best is not None
     assert found.best.values == {"lr": pytest.approx(seen[2])}
-    with pytest.raises(Learn2pFedError, match="no trial stayed within the finite numbers"):
-        _ = found.model_copy(update={"trials": found.trials[1:2]}).best
+    never = found.model_copy(update={"trials": found.trials[1:2]})
+    assert never.best is None
+    kept = Tunings(experiment="polynomial", preset="quick", n_trials=5, versions={}, config={}, tuned=[found, never])
+    assert chosen_values(kept) == {"mlp": {"fedavg": found.best.values}}
 
 
 def test_validation_sees_neither_the_truth_nor_the_draws_of_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,6 +85,31 @@ def test_validation_sees_neither_the_truth_nor_the_draws_of_the_tables(monkeypat
     used = {seed for table in tables if isinstance(table, study.StudyConfig) for seed in table.seeds}
     assert drawn
     assert not used & set(drawn)
+
+
+def test_a_start_outside_the_search_is_the_first_trial_all_the_same() -> None:
+    experiment = find("polynomial")
+    config = configure(experiment, "quick", {"n_rounds": 1, "settings": [1], "mlp.ditto.lam": 0, "algorithms": "ditto"})
+    search = next(found for found in searches(experiment, config) if found.method == "mlp.ditto")
+    trials = tune("polynomial", config.model_dump(), 3, search).trials
+    assert trials[0].values["lam"] == 0
+    assert len(trials) == 3
+
+
+def test_methods_that_count_batches_get_as_many_as_epochs_have() -> None:
+    for changes, steps in (({}, 4), ({"epochs": 3, "batch_size": 40}, 9), ({"n_rows": 100}, 2)):
+        config = configure(find("polynomial"), "quick", changes)
+        assert isinstance(config, PolynomialConfig)
+        how = study.algorithm_of(config, "pfedme", "MLP", 0).settings
+        assert how.model_dump()["n_batches"] == steps
+        how = study.algorithm_of(config, "lp-proj", "polynomial", 0).settings
+        assert how.model_dump()["n_local"] * how.model_dump()["n_inner"] == steps
+
+
+def test_a_client_that_leaves_the_finite_numbers_is_not_passed_over() -> None:
+    config = configure(find("polynomial"), "quick", {"n_rounds": 2, "mlp.pfedme.alpha": 1e9})
+    with pytest.raises(DivergenceError, match=r"pFedMe.*lower"):
+        find("polynomial").run(config, Task("3", "pFedMe, MLP", 0))
 
 
 def test_held_out_rows_are_a_quarter_of_each_client_and_not_trained_on() -> None:
@@ -115,7 +143,12 @@ def test_the_command_writes_trials_and_values_that_run_uses(
     assert "add --resume" in capsys.readouterr().err
     before = (tmp_path / "t" / "trials.json").read_text()
     assert call(monkeypatch, *ask, "--resume") == 0
+    assert call(monkeypatch, "tune", "polynomial", "--resume", "--out", "t") == 0  # as it was begun
     assert (tmp_path / "t" / "trials.json").read_text() == before
+    cut = found | {"tuned": found["tuned"][:2]}
+    (tmp_path / "t" / "trials.json").write_text(json.dumps(cut))
+    assert call(monkeypatch, "tune", "polynomial", "--resume", "--out", "t", "--jobs", "1") == 0
+    assert json.loads((tmp_path / "t" / "trials.json").read_text()) == found
     assert call(monkeypatch, *ask, "--resume", "--set", "noise=0.2") == 2
     run = ["run", "polynomial", "--algorithms", "ditto", "--seeds", "1", *SMALL, "--tuned", "t/tuned.toml"]
     assert call(monkeypatch, *run) == 0
@@ -133,7 +166,13 @@ def test_the_command_writes_trials_and_values_that_run_uses(
         (["run", "polynomial", "--tuned", "absent.toml"], "absent.toml does not exist"),
         (["run", "polynomial", "--tuned", "broken.toml"], "broken.toml"),
         (["run", "polynomial", "--tuned", "unknown.toml"], "There is no setting 'mlp.fedavg.size'"),
-        (["run", "polynomial", "--set", "mlp.fedavg.lr=-1"], "lr: input should be greater than 0"),
+        (["run", "polynomial", "--set", "mlp.fedavg.lr=-1"], "mlp: fedavg: lr: input should be greater than 0"),
+        (["run", "polynomial", "--set", "mlp=3"], "mlp: give settings by method"),
+        (["run", "polynomial", "--set", "mlp.fedavg=none"], "mlp: give settings by method"),
+        (["run", "polynomial", "--set", "model=polynomial"], "There is no model 'polynomial'"),
+        (["run", "polynomial", "--set", "first_seed=498"], "seeds 500 and 501 are for tuning alone"),
+        (["run", "polynomial", "--algorithms", "knn-per"], "knn-per needs classes to predict"),
+        (["run", "polynomial", "--algorithms", "lp-proj", "--set", "polynomial.lp-proj.n_projected=5"], "has: 4."),
         (["run", "polynomial", "--set", "mlp.magic.lr=1"], "There is no setting 'mlp.magic.lr'; there are local-only"),
         (["run", "polynomial", "--set", "join=0.01"], "is no client at all: use at least 0.1"),
         (["run", "polynomial", "--set", "join=0"], "join: input should be greater than 0"),

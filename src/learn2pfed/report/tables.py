@@ -143,8 +143,8 @@ def settings_tables(results: Results) -> list[Table]:
     for method, space in experiment.tunable(config).items():
         own = results.config
         for part in method.split("."):
-            own = own[part]
-        if space and method.rpartition(".")[2] in ran:
+            own = own.get(part, {})
+        if method.rpartition(".")[2] in ran and own.keys() >= space.keys():
             body.append((method, ", ".join(f"{key} = {'none' if own[key] is None else own[key]}" for key in space)))
     return [Table("Settings of the methods", ("--set METHOD.NAME=VALUE", "values"), tuple(body))] if body else []
 
