@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -58,6 +59,10 @@ def mlp(n_outputs: int = 3) -> Network:
     return build("mlp", (3,), n_outputs, hidden=(4,)).to(torch.float64)
 
 
+def with_head(head: str | None) -> Network:
+    return Network(mlp().module, head)
+
+
 def clients(sizes: tuple[int, ...] = SIZES, shape: tuple[int, ...] = (3,), task: Task = CLASSES) -> Samples:
     rng, rows = np.random.default_rng(0), []
     for i, n in enumerate(sizes):
@@ -103,7 +108,7 @@ SAME: dict[str, tuple[tuple[str, dict[str, Any]], tuple[str, dict[str, Any]]]] =
     ),
     "FedAvg + FT without epochs is FedAvg": (("fedavg-ft", {"ft_epochs": 0}), ("fedavg", {})),
     "FedProx + FT without epochs is FedProx": (("fedprox-ft", {"ft_epochs": 0}), ("fedprox", {})),
-    "FedPer without a head is FedAvg": (("fedper", {"network": Network(mlp().module, head=None)}), ("fedavg", {})),
+    "FedPer without a head is FedAvg": (("fedper", {"network": with_head(None)}), ("fedavg", {})),
 }
 
 
@@ -160,30 +165,43 @@ def test_fedavg_with_one_client_is_centralised_training(how: dict[str, Any]) -> 
 
 
 def test_a_pass_sees_every_row_once_in_an_order_of_its_own() -> None:
-    algorithm, data = quick("fedavg"), Samples.join([("a", torch.arange(10.0)[:, None].double(), torch.zeros(10))])
-    seen = [X[:, 0].tolist() for t in (0, 1) for X, _ in batches(algorithm, data, 0, t, epochs=2)]
-    assert [len(batch) for batch in seen] == [4, 4, 2] * 4
-    passes = [[*seen[s], *seen[s + 1], *seen[s + 2]] for s in range(0, 12, 3)]
-    assert [sorted(rows) for rows in passes] == [list(range(10))] * 4
-    assert len(set(map(tuple, passes))) == 4
+    rows = torch.arange(10.0)[:, None].double()
+    algorithm, data = quick("fedavg"), Samples.join([(name, rows, torch.zeros(10)) for name in "ab"])
+    seen = [X[:, 0].tolist() for t in (0, 1) for i in (0, 1) for X, _ in batches(algorithm, data, i, t, epochs=2)]
+    assert [len(batch) for batch in seen] == [4, 4, 2] * 8
+    passes = [[*seen[s], *seen[s + 1], *seen[s + 2]] for s in range(0, 24, 3)]
+    assert [sorted(once) for once in passes] == [list(range(10))] * 8
+    assert len(set(map(tuple, passes))) == 8
 
 
 def test_a_batch_of_many_clients_has_the_rows_of_each_alone_and_is_filled_up_with_its_own() -> None:
-    data = clients()
-    data = Samples(data.names, data.owner[:, None] + data.X, data.y, data.sizes)
-    algorithm, numbers = quick("fedavg"), (4, 0, 2, 3)
+    algorithm, data, numbers = quick("fedavg"), clients(), (4, 0, 2, 3)
     alone = [batches(algorithm, data, i, 5, epochs=2) for i in numbers]
-    for s, batch in enumerate(home(algorithm, data, numbers, axis=True, time=5).batches(2)):
+    for batch in home(algorithm, data, numbers, axis=True, time=5).batches(2):
         for place, i in enumerate(numbers):
             assert (batch.X[place][:, None] == data.clients[i].X).all(-1).any(1).all()
-            here = batch.active is None or bool(batch.active[place])
-            assert here == (s < len(alone[place]))
-            if here:
+            if batch.active is None or batch.active[place]:
+                X, y = alone[place].pop(0)
                 weight = torch.full((4,), 0.25).double() if batch.weight is None else batch.weight[place]
-                X, y = alone[place][s]
+                close(weight[weight > 0], [1 / len(y)] * len(y), atol=1e-15)
                 assert torch.equal(batch.X[place][weight > 0], X)
                 assert torch.equal(batch.y[place][weight > 0], y)
-                close(weight[weight > 0], [1 / len(y)] * len(y), atol=1e-15)
+    assert not any(alone)
+
+
+def test_rows_set_aside_are_the_same_in_every_round_and_never_trained_on() -> None:
+    algorithm, data = quick("fedavg"), clients()
+    for t in (0, 1):
+        local = replace(home(algorithm, data, (3, 0), axis=True, time=t), set_aside=0.4)
+        for place, (n, count) in enumerate(((6, 2), (9, 3))):
+            seen, aside = local.split(place)
+            own = replace(home(algorithm, data, ((3, 0)[place],), axis=False), set_aside=0.4)
+            assert [part.tolist() for part in own.split(0)] == [seen.tolist(), aside.tolist()]
+            assert (len(seen), len(aside)) == (n - count, count)
+            assert len({*seen, *aside}) == n
+            trained = torch.cat([batch.X for batch in replace(own, round=t).batches(2)])
+            assert not (trained[:, None] == data.X[aside]).all(-1).any()
+            assert len(trained) == 2 * len(seen)
 
 
 def test_a_strong_pull_keeps_ditto_at_w() -> None:
@@ -252,12 +270,12 @@ def test_cfl_with_one_client_is_local_only_since_both_keep_the_optimisers_memory
 
 def test_knn_per_without_neighbours_scores_as_fedavg() -> None:
     data, other = clients(), clients((3, 2, 4, 1, 5))
-    knn, fedavg = quick("knn-per", lam=0.0), quick("fedavg")
-    models = [run_rounds(algorithm, data).models for algorithm in (knn, fedavg)]
-    assert torch.equal(models[0], models[1])
-    scores = [a.scores(models[0][1], home(a, data, (1,), axis=False), other.X) for a in (knn, fedavg)]
-    assert torch.equal(scores[0], scores[1])
-    assert torch.equal(*(marks_of(algorithm, models[0], data, other) for algorithm in (knn, fedavg)))
+    knn, fedavg = quick("knn-per", lam=0.0, set_aside=0.0), quick("fedavg")
+    models, same = (run_rounds(algorithm, data).models for algorithm in (knn, fedavg))
+    assert torch.equal(models, same)
+    one, two = (a.scores(models[1], home(a, data, (1,), axis=False), other.X) for a in (knn, fedavg))
+    close(one, two.log_softmax(-1), atol=1e-14)
+    assert torch.equal(*(marks_of(algorithm, models, data, other) for algorithm in (knn, fedavg)))
 
 
 # one round by hand
@@ -419,35 +437,39 @@ def knn_by_hand(known: np.ndarray, labels: np.ndarray, x: np.ndarray, k: int, si
     return np.array([weight[labels[near] == c].sum() for c in range(3)]) / weight.sum()
 
 
-@pytest.mark.parametrize("lam", [0.4, None])
-def test_knn_per_by_hand(lam: float | None) -> None:
-    """One step of FedAvg from 0, where every class has 1/3; then the mixture, λ given or the best of 101 (row by row
-    without itself)."""
-    data, test, lr = clients((9, 5), (2,)), clients((4, 3), (2,)), 0.5
+@pytest.mark.parametrize(("share", "enough"), [(0.0, 2), (0.4, 2), (0.4, 4)], ids=["given", "chosen", "too few"])
+def test_knn_per_by_hand(share: float, enough: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step of FedAvg from 0, where every class has 1/3, without the rows set aside; then the mixture, λ given or
+    that of 101 under which the rows set aside are likeliest."""
+    monkeypatch.setattr("learn2pfed.algorithms.knn_per.ENOUGH", enough)
+    data, test, lr = clients((9, 8), (2,)), clients((4, 3), (2,)), 0.5
     data = Samples(data.names, data.X, (data.X[:, 0] > 0) + (data.X[:, 1] > 1).long(), data.sizes)
-    how = {"n_rounds": 1, "epochs": 1, "batch_size": 9, "lr": lr, "k": 3, "sigma": 0.7, "lam": lam}
+    how = {"n_rounds": 1, "epochs": 1, "batch_size": 9, "lr": lr, "k": 3, "sigma": 0.7, "lam": 0.3, "set_aside": share}
     algorithm = quick("knn-per", zeros(2, 3), **PLAIN, **how)
     models = run_rounds(algorithm, data).models
+    locals_ = [home(algorithm, data, (i,), axis=False) for i in range(2)]
+    splits = [replace(local, set_aside=share).split(0) for local in locals_]
     X, y = data.X.numpy(), data.y.numpy()
-    weight = lr * ((np.eye(3)[y] - 1 / 3).T @ X) / 14  # each client's mean over its rows, by rows
+    slopes = [(1 / 3 - np.eye(3)[y[seen]]).T @ X[seen] / len(seen) for seen, _ in splits]
+    weight = -lr * (9 * slopes[0] + 8 * slopes[1]) / 17
     close(models, np.tile(weight.reshape(-1), (2, 1)), atol=1e-14)
-    shares = []
-    for i, inside in enumerate((slice(0, 9), slice(9, 14))):
-        known, labels = X[inside], y[inside]
-        soft = np.exp(known @ weight.T) / np.exp(known @ weight.T).sum(1, keepdims=True)
-        rest = [np.arange(len(known)) != j for j in range(len(known))]
-        q = [knn_by_hand(known[r], labels[r], known[j], 3, 0.7)[labels[j]] for j, r in enumerate(rest)]
-        own = soft[np.arange(len(known)), labels]
-        grid = np.linspace(0, 1, 101)
-        likely = [np.log(np.maximum(g * np.array(q) + (1 - g) * own, 1e-300)).sum() for g in grid]
-        share = grid[int(np.argmax(likely))] if lam is None else lam
-        shares.append(share)
-        local, wanted = home(algorithm, data, (i,), axis=False), test.clients[i].X
-        for x, score in zip(wanted.numpy(), algorithm.scores(models[i], local, wanted), strict=True):
-            probability = np.exp(x @ weight.T) / np.exp(x @ weight.T).sum()
-            mixed = share * knn_by_hand(known, labels, x, 3, 0.7) + (1 - share) * probability
-            close(score.softmax(-1), mixed, atol=1e-12)
-    assert 0 < shares[0] < 1
+
+    def both(store: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        score = np.exp(x @ weight.T)
+        return knn_by_hand(X[store], y[store], x, 3, 0.7), score / score.sum()
+
+    chosen = []
+    for i, (seen, aside) in enumerate(splits):
+        lam = 0.3
+        if len(aside) >= enough:
+            pairs = [(q[y[j]], p[y[j]]) for j in aside for q, p in [both(seen, X[j])]]
+            grid = np.linspace(0, 1, 101)
+            lam = grid[np.argmax([sum(np.log(max(g * q + (1 - g) * p, 1e-300)) for q, p in pairs) for g in grid])]
+        chosen.append(lam)
+        for x, score in zip(test.clients[i].X, algorithm.scores(models[i], locals_[i], test.clients[i].X), strict=True):
+            near, own = both(np.concatenate([seen, aside]), x.numpy())
+            close(score.exp(), lam * near + (1 - lam) * own, atol=1e-12)
+    assert len(set(chosen)) == (2 if share and enough == 2 else 1)
 
 
 # known optima: F_a = (v - 2)², F_b = ½ (v - 1)² + ½ (3 v - 1)²; own minima 2 and .4; prox_λ(w) = (4 + λ w) / (a_i + λ)
@@ -462,16 +484,20 @@ PROXIMAL = 34 / 41  # w = prox_a(w) / 3 + 2 prox_b(w) / 3 with μ = 1
 OPTIMA: dict[str, tuple[dict[str, Any], list[float], float | None]] = {
     "local-only": ({}, [2.0, 0.4], None),
     "fedavg": ({}, [JOINT] * 2, JOINT),
-    "fedprox": ({"epochs": 60, "mu": 1.0, "n_rounds": 15}, [PROXIMAL] * 2, PROXIMAL),
-    "fedavg-ft": ({"ft_epochs": 100, "ft_lam": 1.0}, prox(JOINT, 1.0), JOINT),
+    "fedprox": ({"epochs": 45, "mu": 1.0, "n_rounds": 14}, [PROXIMAL] * 2, PROXIMAL),
+    "fedavg-ft": ({"ft_epochs": 70, "ft_lam": 1.0}, prox(JOINT, 1.0), JOINT),
     "fedprox-ft": (
-        {"epochs": 60, "mu": 1.0, "n_rounds": 15, "ft_epochs": 100, "ft_lam": 2.0, "ft_part": "all"},
+        {"epochs": 45, "mu": 1.0, "n_rounds": 14, "ft_epochs": 70, "ft_lam": 2.0, "ft_part": "all"},
         prox(PROXIMAL, 2.0),
         PROXIMAL,
     ),
     "ditto": ({"lam": 3.0, "personal_epochs": 1, "final_epochs": 0, "lr": 0.1}, prox(JOINT, 3.0), JOINT),
     # the envelopes' minimiser has w = mean of prox(w): with λ = 2, w = 1
-    "pfedme": ({"lam": 2.0, "eta": 0.25, "alpha": 0.1, "n_inner": 45, "n_batches": 1, "n_rounds": 60}, [1.5, 0.5], 1.0),
+    "pfedme": (
+        {"lam": 2.0, "eta": 0.5, "alpha": 0.125, "n_inner": 34, "n_batches": 1, "n_rounds": 24},
+        [1.5, 0.5],
+        1.0,
+    ),
     # the same objective, P = ±1
     "lp-proj": (
         {"p": 2, "lam": 2.0, "eta": 0.25, "alpha": 0.1, "n_inner": 5, "n_local": 1, "n_projected": 1},
@@ -484,7 +510,7 @@ OPTIMA: dict[str, tuple[dict[str, Any], list[float], float | None]] = {
 @pytest.mark.parametrize("name", OPTIMA)
 def test_two_clients_reach_the_known_optimum(name: str) -> None:
     changes, models, held = OPTIMA[name]
-    how = {"n_rounds": 100, "epochs": 1, "lr": 0.15, "ft_lr": 0.15} | PLAIN | changes
+    how = {"n_rounds": 100, "epochs": 1, "lr": 0.14, "ft_lr": 0.14} | PLAIN | changes
     algorithm: Any = quick(name, line(1.0), Regression(), **how)
     found = run_rounds(algorithm, pair())
     close(found.models[:, 0], models)
@@ -511,7 +537,7 @@ def test_body_and_heads_reach_a_stationary_point(name: str) -> None:
 
 def test_the_model_beneath_knn_per_is_the_minimiser_of_all_rows_loss() -> None:
     data = clients((30, 12), (2,))
-    how = {"n_rounds": 400, "epochs": 1, "lr": 1.0, "batch_size": 99}
+    how = {"n_rounds": 400, "epochs": 1, "lr": 1.0, "batch_size": 99, "set_aside": 0.0}
     algorithm = quick("knn-per", zeros(2, 3), **PLAIN, **how)
     found = run_rounds(algorithm, data)
     close(slope(algorithm, found.global_model, data.X, data.y), torch.zeros(6))
@@ -557,9 +583,10 @@ def test_pfedme_scores_theta() -> None:
 
 @pytest.mark.parametrize("name", ["fedavg", "knn-per", "regression"])
 def test_marks_are_those_of_a_loop(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("learn2pfed.engines.rounds.EVALUATION_ROWS", 4)
+    monkeypatch.setattr("learn2pfed.models.network.AT_ONCE", 4)
+    monkeypatch.setattr("learn2pfed.engines.rounds.SCORED_ROWS", 40)
     task = Regression() if name == "regression" else CLASSES
-    train, test = clients(task=task), clients((3, 17, 5, 1, 2), task=task)
+    train, test = clients(task=task), clients((3, 9, 5, 1, 2), task=task)
     algorithm = quick("fedavg" if name == "regression" else name, mlp(task.n_outputs), task)
     models = algorithm.network.start + torch.from_numpy(np.random.default_rng(0).normal(size=(5, 1)))
     expected = []
@@ -616,7 +643,7 @@ def test_who_takes_part_is_drawn_from_seed_and_round_alike_for_every_method() ->
 @pytest.mark.parametrize("name", ALL)
 def test_threads_change_nothing_but_rounding(name: str) -> None:
     algorithm = quick(name, build("mlp", (3,), 3, hidden=(64,)).to(torch.float64), batch_size=64, n_rounds=1, epochs=1)
-    data, found = clients((90, 70, 1)), []
+    data, found = clients((60, 50, 1)), []
     try:
         for n_threads in (1, 2):
             torch.set_num_threads(n_threads)
@@ -628,7 +655,8 @@ def test_threads_change_nothing_but_rounding(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_order_of_clients_does_not_matter(name: str) -> None:
-    algorithm, data, order = quick(name, batch_size=9), clients(), [3, 0, 4, 2, 1]
+    """As long as nothing is drawn, which goes by a client's number: no small batches, nothing set aside, all join."""
+    algorithm, data, order = quick(name, batch_size=9, set_aside=0.0), clients(), [3, 0, 4, 2, 1]
     turned = Samples.join([(c.name, c.X, c.y) for c in (data.clients[i] for i in order)])
     one, two = run_rounds(algorithm, data), run_rounds(algorithm, turned)
     close(two.models, one.models[order], atol=1e-11)
@@ -646,7 +674,6 @@ def test_precision_is_kept_and_nothing_is_changed_in_place(name: str) -> None:
         found = run_rounds(algorithm, data)
         assert found.models.dtype == found.global_model.dtype == dtype
         assert marks_of(algorithm, found.models, data, data).dtype == dtype
-        assert run_plain(algorithm, data).models.dtype == dtype
         assert torch.equal(algorithm.network.start, start)
         assert torch.equal(data.X, X)
 
@@ -723,12 +750,13 @@ def test_a_lost_or_damaged_reply_leaves_the_others_going_on(name: str) -> None:
         return reply if (number, client) != (0, 1) else None if lost else reply[:-1] + b"!!"
 
     algorithm, data = quick(name), clients()
+    whole = run_rounds(algorithm, data)
     for lost in (True, False):
         found = run_plain(algorithm, data, wire=partial(wire, lost=lost))
         assert found.missing == {1: 1}
         assert found.insight["joined"].tolist() == [3, 2, 3, 3, 3]
         assert torch.isfinite(found.models).all()
-        assert torch.equal(found.models, run_plain(algorithm, data).models) == (name == "local-only")
+        assert torch.allclose(found.models, whole.models, rtol=0, atol=1e-10) == (name == "local-only")
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -771,14 +799,26 @@ def test_what_leaves_the_finite_numbers_is_treated_alike_by_both_engines(name: s
             run(algorithm, data)
 
 
-def test_one_wild_client_leaves_the_others_going_on() -> None:
+def test_a_short_run_in_which_nobody_answered_is_no_result() -> None:
+    algorithm, data = quick("fedavg", mlp(1), Regression(), **PLAIN, lr=1e200, n_rounds=2), clients(task=Regression())
+    for run in (run_rounds, run_plain):
+        with pytest.raises(DivergenceError, match="nobody ever gave a usable answer"):
+            run(algorithm, data)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedper", "ditto"])
+def test_one_wild_client_keeps_what_it_had_and_leaves_the_others_going_on(name: str) -> None:
     data = clients(task=Regression())
     wild = Samples(data.names, data.X.index_fill(0, torch.arange(9), 1e200), data.y, data.sizes)
-    algorithm = quick("fedavg", mlp(1), Regression(), **PLAIN)
+    algorithm = quick(name, mlp(1), Regression(), **PLAIN, final_epochs=0)
     one, two = run_rounds(algorithm, wild), run_plain(algorithm, wild)
     agree(one, two)
     assert one.missing == {0: 3}
     assert torch.isfinite(one.models).all()
+    start, head = algorithm.network.start, algorithm.network.is_head
+    assert torch.equal(one.models[0][head], start[head]) == (name != "fedavg")
+    assert torch.equal(one.models[0], start) == (name == "ditto")
+    assert (one.models[1:] != start).any(1).all()
 
 
 # bytes
@@ -817,13 +857,9 @@ def test_as_many_bytes_travel_as_the_table_says(name: str, dtype: torch.dtype) -
 
 
 def test_clients_of_similar_size_are_computed_together() -> None:
-    assert similar(range(6), [8, 12, 16, 31, 32, 100], 4) == [
-        (0, 1),
-        (2,),
-        (3, 4),
-        (5,),
-    ]  # 2, 3 | 4 | 8, 8 | 25 batches
-    assert similar(range(4), [13, 1, 3, 10], 4) == [(1, 2, 3), (0,)]  # 1, 1, 3 | 4
+    assert similar(dict(enumerate([2, 3, 4, 8, 8, 25])), 9) == [(0, 1), (2,), (3, 4), (5,)]
+    assert similar(dict(enumerate([4, 1, 1, 3])), 9) == [(1, 2, 3), (0,)]
+    assert similar(dict(enumerate([4, 1, 1, 3])), 2) == [(1, 2), (0, 3)]
 
 
 # bad input
@@ -838,7 +874,7 @@ WRONG: dict[str, Callable[[], object]] = {
     "optimizer: input should be 'sgd' or 'adam'": lambda: baseline("fedavg").settings_class.of(optimizer="lion"),
     "p: input should be 1 or 2": lambda: baseline("lp-proj").settings_class.of(p=3),
     "n_rounds: input should be greater than or equal to 1": lambda: quick("fedavg").settings.changed(n_rounds=0),
-    "no parameters in a part called 'nope'; there are layers.0, head": lambda: Network(mlp().module, head="nope"),
+    "no parameters in a part called 'nope'; there are layers.0, head": lambda: with_head("nope"),
     "kNN-Per needs classes to predict": lambda: quick("knn-per", mlp(1), Regression()),
     "CFL needs classes to predict": lambda: quick("cfl", mlp(1), Regression()),
     "join = 0.05 of 5 clients is no client at all: use at least 0.2": lambda: run_rounds(
@@ -847,7 +883,15 @@ WRONG: dict[str, Callable[[], object]] = {
     "pFedMe takes PFedMeSettings, got LocalSettings": lambda: baseline("pfedme")(
         quick("fedavg").settings, mlp(), CLASSES
     ),
-    "has no head, so nothing says": lambda: Network(mlp().module, head=None).features(mlp().start, clients().X),
+    "ft_part = 'head' needs a network with a head": lambda: quick("fedavg-ft", with_head(None), ft_part="head"),
+    "n_projected = 32 is more than the network has: 31": lambda: quick("lp-proj", n_projected=32),
+    "There are 5 models, and clients c0, c1 to train": lambda: marks_of(
+        quick("fedavg"), mlp().start.repeat(5, 1), clients((3, 3)), clients()
+    ),
+    "snapshot is of 2 clients and the data of 5": lambda: run_rounds(
+        quick("fedavg"), clients(), start=Simulator(quick("fedavg"), clients((3, 3))).snapshot()
+    ),
+    "has no head, so nothing says": lambda: with_head(None).features(mlp().start, clients().X),
     "kind 'gossip' came": lambda: quick("fedavg").expects("gossip", quick("fedavg").enter(0, clients().clients[0])),
 }
 
