@@ -678,10 +678,7 @@ def test_precision_is_kept_and_nothing_is_changed_in_place(name: str) -> None:
         assert torch.equal(data.X, X)
 
 
-SHARED = pytest.mark.xfail(strict=True, reason="Rounds.rounds gives network.start itself as what the server holds")
-
-
-@pytest.mark.parametrize("name", [pytest.param("local-only", marks=SHARED), "fedavg", "cfl"])
+@pytest.mark.parametrize("name", ["local-only", "fedavg", "cfl"])
 def test_what_a_run_gives_is_not_the_networks_own_memory(name: str) -> None:
     algorithm = quick(name, epochs=0)
     found, start = run_rounds(algorithm, clients()), algorithm.network.start.clone()

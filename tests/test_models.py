@@ -297,7 +297,6 @@ def test_what_cannot_run_for_all_at_once_runs_one_by_one() -> None:
     assert torch.isfinite(both(algorithm, clients())).all()
 
 
-@pytest.mark.xfail(strict=True, reason="rows that fill a batch up are seen: neither refused nor run one by one")
 def test_a_module_that_mixes_rows_is_refused_or_engines_agree_on_it() -> None:
     torch.manual_seed(0)
     try:
@@ -362,7 +361,6 @@ BUILDS: dict[str, tuple[str, tuple[int, ...], dict[str, object]]] = {
 }
 
 
-@pytest.mark.xfail(strict=True, reason="ZeroDivisionError from hidden**-0.5 in LSTM.__init__")
 def test_an_lstm_without_units_is_refused() -> None:
     with pytest.raises(Learn2pFedError):
         build("lstm", (5,), 1, hidden=0)

@@ -187,6 +187,10 @@ class Rounds(Conversation[Home]):
             shape = tuple(X.shape[1:])
             raise Learn2pFedError(f"The network does not take samples of shape {shape}: {error}") from error
         found = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        if found == (1, self.task.n_outputs) and len(X) > 1:
+            beside = self.network.scores(self.network.start, X[:2])[:1]
+            if not torch.allclose(beside, scores, rtol=1e-3, atol=1e-5):
+                raise Learn2pFedError("The network mixes the rows of a batch: each row's scores must be its own alone.")
         if found != (1, self.task.n_outputs):
             raise Learn2pFedError(
                 f"The network gives {found} for one sample where (1, {self.task.n_outputs}) is needed."
@@ -249,7 +253,7 @@ class Rounds(Conversation[Home]):
             yield Exchange("finish", said, {}, clients)
         if not joined.any():
             raise DivergenceError(f"{self.title}: nobody ever gave a usable answer: lower the step size.")
-        held = server[0] if server else self.network.start
+        held = server[0] if server else self.network.start.clone()
         return Verdict(held, [], frozenset(everyone), {"joined": joined})
 
 

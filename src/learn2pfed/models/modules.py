@@ -159,7 +159,7 @@ def build(
         torch.manual_seed(seed)
         try:
             module = make(shape, n_outputs, **options)
-        except (TypeError, RuntimeError) as error:
+        except (TypeError, RuntimeError, ZeroDivisionError) as error:
             raise Learn2pFedError(f"model {name!r} does not take {options} ({error}): {about}.") from error
     if not isinstance(module, nn.Module):
         raise Learn2pFedError(f"{name} gives {type(module).__name__}, not an nn.Module.")

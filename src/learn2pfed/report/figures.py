@@ -206,7 +206,7 @@ def methods_figure(results: Results, details: Sequence[Detail]) -> Figure | None
             found = [values_of(rows, name, column) for name in names]
             values = [float(np.mean(entry)) if entry else None for entry in found]
             if any(found):
-                marks.append((variant or "no rounds", COLOURS[place], values))
+                marks.append((variant or "own solver", COLOURS[place], values))
         panels.append(Dumbbell(f"setting {column.setting}", methods, marks, "RMSE"))
     caption = "Error of every method, mean over trials; smaller is better. Baselines with either model."
     return Figure("methods", "All methods", caption, tuple(panels), 1) if panels else None
