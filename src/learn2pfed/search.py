@@ -27,15 +27,7 @@ Space = dict[str, Span | Choice]
 
 
 def search_space(settings: type[BaseModel]) -> Space:
-    """Where tuning may look, by setting.
-
-    >>> from typing import Annotated
-    >>> class Settings(BaseModel):
-    ...     lr: Annotated[float, Span(0.001, 0.1)] = 0.01
-    ...     epochs: int = 2
-    >>> search_space(Settings)
-    {'lr': Span(low=0.001, high=0.1)}
-    """
+    """Where tuning may look, by setting: what a type such as `Annotated[float, Span(0.001, 0.1)]` notes."""
     return {
         name: note
         for name, field in settings.model_fields.items()

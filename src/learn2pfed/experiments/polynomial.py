@@ -179,7 +179,7 @@ def algorithm_of(config: PolynomialConfig, name: str, variant: str, seed: int) -
         network, own = build("linear", (len(BASE),), 1, seed, bias=False), config.polynomial[name]
     else:
         network, own = build(config.model, (1,), 1, seed, config.head), config.mlp[name]
-    return config.algorithm(name, own, seed, network, Regression(), config.n_rows // config.n_clients)
+    return config.algorithm(name, own, seed, network, Regression(), max(1, config.n_rows // config.n_clients))
 
 
 SMALLEST = "share of clients at which x³ has the smallest Λ"

@@ -19,6 +19,11 @@ Shape = tuple[int, ...]
 """Of one sample, as (4,) for four features, (96,) for a series of 96 values, (1, 28, 28) for a grey image."""
 
 
+def _check_units(*hidden: int) -> None:
+    if any(units < 1 for units in hidden):
+        raise Learn2pFedError(f"A hidden layer needs at least one unit, got {min(hidden)}.")
+
+
 class Linear(nn.Module):
     """scores = x W' (+ b): all of it is head."""
 
@@ -37,6 +42,7 @@ class MLP(nn.Module):
 
     def __init__(self, n_inputs: int, n_outputs: int, hidden: Sequence[int] = (32, 32)) -> None:
         super().__init__()
+        _check_units(*hidden)
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise((n_inputs, *hidden)))
         self.head = nn.Linear((n_inputs, *hidden)[-1], n_outputs)
 
@@ -58,6 +64,7 @@ class LSTM(nn.Module):
 
     def __init__(self, n_inputs: int, n_outputs: int, hidden: int = 32) -> None:
         super().__init__()
+        _check_units(hidden)
         self.hidden = hidden
         self.input = nn.Linear(n_inputs, 4 * hidden)
         self.recurrent = nn.Linear(hidden, 4 * hidden, bias=False)
@@ -159,7 +166,7 @@ def build(
         torch.manual_seed(seed)
         try:
             module = make(shape, n_outputs, **options)
-        except (TypeError, RuntimeError, ZeroDivisionError) as error:
+        except (TypeError, RuntimeError) as error:
             raise Learn2pFedError(f"model {name!r} does not take {options} ({error}): {about}.") from error
     if not isinstance(module, nn.Module):
         raise Learn2pFedError(f"{name} gives {type(module).__name__}, not an nn.Module.")

@@ -51,8 +51,6 @@ class Network:
         }  # others stay as they are
         if not parameters:
             raise Learn2pFedError(f"{type(module).__name__} has no parameters to learn.")
-        if not all(parameter.numel() for parameter in parameters.values()):
-            raise Learn2pFedError(f"{type(module).__name__} has a layer without units: give every layer at least one.")
         self.shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         self.sizes = [parameter.numel() for parameter in parameters.values()]
         self.n_parameters = sum(self.sizes)
