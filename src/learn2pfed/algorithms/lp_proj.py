@@ -51,6 +51,12 @@ class LpProjSettings(RoundSettings):
     n_inner: int = Field(20, ge=1, description="K, steps of v_i before each")
     clip: float = Field(60.0, gt=0, description="largest norm of the loss's gradient")
 
+    @classmethod
+    def of_steps(cls, steps: int) -> dict[str, int]:
+        """R and K: two steps of w_i where the number is even."""
+        n_local = 2 if steps % 2 == 0 else 1
+        return {"n_local": n_local, "n_inner": steps // n_local}
+
 
 class Kept(NamedTuple):
     """v_i."""

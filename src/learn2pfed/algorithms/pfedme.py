@@ -42,6 +42,11 @@ class PFedMeSettings(RoundSettings):
     n_batches: int = Field(20, ge=1, description="R, batches a round")
     weight_decay: float = Field(0.0, ge=0, description="of θ; 0.001 in the authors' code")
 
+    @classmethod
+    def of_steps(cls, steps: int) -> dict[str, int]:
+        """R."""
+        return {"n_batches": steps}
+
 
 class PFedMe(Rounds):
     """pFedMe."""

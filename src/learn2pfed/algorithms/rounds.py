@@ -161,13 +161,14 @@ class Rounds(Conversation[Home]):
         sends = self.sends()
         return {**sends, "n": Spec((), torch.int64)} if sends else {}
 
-    def answer(self, kept: Any, local: Local, heard: Message) -> tuple[Any, Message]:
-        """A round's work, and the number of rows; whoever has nothing finite to send keeps what was."""
+    def answer(self, kept: Any, local: Local, heard: Message) -> tuple[Any, Message, Tensor]:
+        """A round's work with the number of rows, and whether it is finite; whoever's is not keeps what was."""
         after, reply = self.work(kept, local, heard)
         if not reply:
-            return after, {}
-        sound = torch.stack([torch.isfinite(x).all(-1) for x in reply.values()]).all(0).unsqueeze(-1)
-        return tree(lambda new, old: torch.where(sound, new, old), after, kept), {**reply, "n": local.n}
+            return after, {}, torch.ones(local.lead, dtype=torch.bool)
+        sound = torch.stack([torch.isfinite(x).all(-1) for x in reply.values()]).all(0)
+        kept = tree(lambda new, old: torch.where(sound.unsqueeze(-1), new, old), after, kept)
+        return kept, {**reply, "n": local.n}, sound
 
     # the conversation, one client at a time
 
@@ -214,7 +215,7 @@ class Rounds(Conversation[Home]):
         local = self.at_home(data.X, data.y, [(0, data.n_rows, state.number)], axis=False, time=time)
         if kind == "finish":
             return state._replace(personal=self.personal(state.kept, local, broadcast)), {}
-        kept, reply = self.answer(state.kept, local, broadcast)
+        kept, reply, _ = self.answer(state.kept, local, broadcast)
         return state._replace(kept=kept), reply
 
     def model(self, state: Home) -> Tensor:

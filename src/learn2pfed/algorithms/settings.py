@@ -30,6 +30,11 @@ class RoundSettings(BaseModel):
         except ValidationError as error:
             raise Learn2pFedError(sentence(error)) from error
 
+    @classmethod
+    def of_steps(cls, steps: int) -> dict[str, int]:
+        """Settings that make a round so many batches long, for a method that counts batches and not epochs."""
+        return {}
+
     def changed(self, **values: Any) -> Self:
         """The same with some values changed."""
         return type(self).of(**(self.model_dump() | values))

@@ -100,13 +100,12 @@ class Simulator:
         replies: dict[int, Message] = {}
         for group in self._groups(exchange.clients):
             kept, local = self._home(group, exchange.broadcast)
-            after, reply = self.algorithm.answer(kept, local, exchange.broadcast)
+            after, reply, sound = self.algorithm.answer(kept, local, exchange.broadcast)
             rows = self._rows(group)
             tree(lambda old, new, rows=rows: old.__setitem__(rows, new), self.kept, after)
-            for place, i in enumerate(group):
-                own = {name: x[place] for name, x in reply.items()} if self.axis else reply
-                if all(bool(torch.isfinite(x).all()) for x in own.values()):
-                    replies[i] = own
+            for place, (i, usable) in enumerate(zip(group, sound.reshape(-1).tolist(), strict=True)):
+                if usable:
+                    replies[i] = {name: x[place] for name, x in reply.items()} if self.axis else reply
                 else:
                     self.missing[i] = self.missing.get(i, 0) + 1
         return replies

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,25 +33,14 @@ class ProtocolConfig(Config):
     join: float = Field(1.0, gt=0, le=1, description="share of the clients that take part in a round")
     epochs: int = Field(2, ge=1, description="E, local epochs a round")
     batch_size: int = Field(64, ge=1, description="B")
-    engine: Literal["simulation", "plain"] = Field(
-        "simulation", description="all clients at once, or one by one through encoded messages (plain, slow)"
-    )
 
     def algorithm(self, name: str, own: dict[str, Any], seed: int, network: Network, task: Task, rows: int) -> Rounds:
         """The baseline with its own settings, the common ones and the seed of the trial; a client has so many rows."""
         method = baseline(name)
-        common = {field: getattr(self, field) for field in PROTOCOL if field in method.settings_class.model_fields}
-        steps = self.epochs * -(-rows // self.batch_size)
-        if name == "pfedme":
-            common["n_batches"] = steps
-        if name == "lp-proj":
-            common["n_local"] = 1 + (steps % 2 == 0)
-            common["n_inner"] = steps // common["n_local"]
-        return method(method.settings_class.of(**own, **common, seed=seed), network, task)
-
-
-EQUAL_WORK = {"pfedme": ("n_batches",), "lp-proj": ("n_local", "n_inner")}
-"""Settings of methods that count batches in place of epochs; they get as many as the others' epochs have."""
+        how = method.settings_class
+        common = {field: getattr(self, field) for field in PROTOCOL if field in how.model_fields}
+        as_many = how.of_steps(self.epochs * -(-rows // self.batch_size))  # batches as the others' epochs have
+        return method(how.of(**own, **common, **as_many, seed=seed), network, task)
 
 
 def _own_settings(given: Any) -> Any:
@@ -60,12 +49,11 @@ def _own_settings(given: Any) -> Any:
         raise ValueError("give settings by method, as in fedavg.lr=0.1")
     found = {}
     for name, own in given.items():
-        aside = {*PROTOCOL, "seed", *EQUAL_WORK.get(name, ())}
         try:
-            full = baseline(name).settings_class.of(**own).model_dump()
+            how = baseline(name).settings_class.of(**own)
         except Learn2pFedError as error:
             raise ValueError(f"{name}: {error}") from error
-        found[name] = {key: value for key, value in full.items() if key not in aside}
+        found[name] = how.model_dump(exclude={*PROTOCOL, "seed", *how.of_steps(1)})
     return found
 
 

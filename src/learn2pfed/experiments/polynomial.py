@@ -236,11 +236,9 @@ class PolynomialExperiment(Experiment):
             if name in config.algorithms and not (name in NEED_ROWS and config.n_rows <= len(BASE))
         ]
         variants = self.variants(config.model_dump())[::-1]
-        build(config.model, (1,), 1, 0, config.head)
+        build(config.model, (1,), 1, 0, config.head)  # this and the next refuse what can't be, before anything runs
         for name, variant in product(set(config.algorithms) & set(METHODS), variants):
-            algorithm_of(config, name, variant, 0).asks(
-                0, config.n_clients
-            )  # refuses what can't be, before anything runs
+            algorithm_of(config, name, variant, 0).asks(0, config.n_clients)
         titles += [
             f"{TITLES[name]}, {variant}" for variant in variants for name in METHODS if name in config.algorithms
         ]

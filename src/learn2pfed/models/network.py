@@ -46,9 +46,7 @@ class Network:
         _refuse_what_draws_or_remembers(module)
         self.module = copy.deepcopy(module)
         self.head = head
-        parameters = {
-            name: p for name, p in self.module.named_parameters() if p.requires_grad
-        }  # others stay as they are
+        parameters = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         if not parameters:
             raise Learn2pFedError(f"{type(module).__name__} has no parameters to learn.")
         self.shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
