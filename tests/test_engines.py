@@ -41,6 +41,16 @@ VARIANTS = {
     "predictive, local gradient": Settings(
         **SHORT, objective="predictive", gradient="local", learn=("lam", "rho", "eta", "theta")
     ),
+    "some take part": Settings(**SHORT, join=0.5),
+    "some take part, everything learned": Settings(**SHORT, join=0.5, learn=GROUPS, sharing="mixed"),
+    "some take part, a Λ per client, a Θ per cell": Settings(
+        **SHORT, join=0.5, learn=GROUPS, sharing="per-client", tied=False
+    ),
+    "some take part, exact refit": Settings(**SHORT, join=0.5, refit="exact"),
+    "some take part, predictive": Settings(**SHORT, join=0.5, objective="predictive"),
+    "some take part, redrawn": Settings.paper(n_epochs=6, join=0.5),
+    "one takes part": Settings(**SHORT, join=0.25),
+    "some learn, some take part": Settings(**SHORT, join=0.5, n_learners=2),
     "some learn": Settings(**SHORT, n_learners=2),
     "some learn, exact refit": Settings(**SHORT, n_learners=2, refit="exact"),
 }
@@ -53,7 +63,9 @@ def test_both_engines_give_the_same(name: str, fewest: int) -> None:
 
 
 @pytest.mark.parametrize("n_classes", [2, 3])
-@pytest.mark.parametrize("changes", [{}, {"learn": GROUPS, "sharing": "mixed"}, {"n_learners": 2}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"learn": GROUPS, "sharing": "mixed"}, {"n_learners": 2}, {"join": 0.5}], ids=str
+)
 def test_both_engines_classify_alike(n_classes: int, changes: dict[str, object]) -> None:
     data = random_labels(n_classes, sizes=[20, 5, 9, 1])
     algorithm = Learn2pFed(Settings(**SHORT, **changes), Softmax(n_classes, (0.0, 0.1, 0.1)))

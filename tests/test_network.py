@@ -113,7 +113,9 @@ def test_gradcheck_of_a_three_cell_network_for_every_group(tied: bool, objective
     def outer(common: Tensor, *raw: Tensor) -> Tensor:
         thetas = theta_of_cells(common, dict(zip(own, raw, strict=True)), 3)
         state, _ = forward(problem.train, thetas, start.state, start.w)
-        return outer_objective(chosen, judged(problem, chosen, state.v, effective(thetas[-1]).lam), problem.size)
+        return outer_objective(
+            chosen, judged(problem, chosen, state.v, effective(thetas[-1]).lam).sum(-1), problem.size
+        )
 
     inputs = [x.clone().requires_grad_() for x in (common, *own.values())]
     assert torch.autograd.gradcheck(outer, inputs)
@@ -132,7 +134,7 @@ def test_the_carried_adjoint_gives_the_gradient_of_infinitely_many_cells() -> No
     common, own = start_common(chosen, 2), start_own(chosen, problem.full, 1.0)
     raw = common.clone().requires_grad_()
     v, _ = solve(problem.train, raw.exp(), torch.ones(3, 1, dtype=torch.float64))
-    value = outer_objective(chosen, judged(problem, chosen, v, raw.exp()), problem.size)
+    value = outer_objective(chosen, judged(problem, chosen, v, raw.exp()).sum(-1), problem.size)
     (exact,) = torch.autograd.grad(value, raw)
     found = {}
     for carry in (True, False):

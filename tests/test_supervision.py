@@ -165,7 +165,7 @@ def test_the_predictive_density_is_that_of_a_normal_distribution() -> None:
     v = torch.randn(3, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     covariance = torch.eye(len(y_)).double() + X_ @ torch.linalg.solve(X.T @ X + torch.diag(lam[0]), X_.T)
     off = y_ - X_ @ v
-    F, Q, D = judged(problem, chosen, v[None, None], lam)
+    F, Q, D = judged(problem, chosen, v[None, None], lam)[:, 0]
     torch.testing.assert_close(F, 0.5 * off @ off)
     torch.testing.assert_close(Q, off @ torch.linalg.solve(covariance, off))
     torch.testing.assert_close(D, torch.logdet(covariance))

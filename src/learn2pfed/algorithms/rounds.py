@@ -12,7 +12,6 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,13 +30,10 @@ from learn2pfed.algorithms.base import (
 )
 from learn2pfed.algorithms.local import Local, Optimizer
 from learn2pfed.algorithms.settings import RoundSettings
-from learn2pfed.data.federated import ClientData, Samples
+from learn2pfed.data.federated import ClientData, Samples, cohort
 from learn2pfed.errors import DivergenceError, Learn2pFedError, MessageError
 from learn2pfed.models.network import Network
 from learn2pfed.tasks import Classification, Task
-
-SAMPLING = 3
-"""Keeps the draw of clients apart from other draws."""
 
 PATIENCE = 3
 """So many rounds without a single answer end a run."""
@@ -125,16 +121,7 @@ class Rounds(Conversation[Home]):
 
     def asks(self, t: int, n_clients: int) -> tuple[int, ...]:
         """Who takes part in round t: a draw from (seed, t), the same for every method."""
-        count = round(self.settings.join * n_clients)
-        if count < 1:
-            raise Learn2pFedError(
-                f"join = {self.settings.join} of {n_clients} clients is no client at all: "
-                f"use at least {1 / n_clients:.3g}."
-            )
-        if count == n_clients:
-            return tuple(range(n_clients))
-        rng = np.random.default_rng([self.settings.seed, t, SAMPLING])
-        return tuple(sorted(rng.choice(n_clients, count, replace=False).tolist()))
+        return cohort(n_clients, self.settings.join, self.settings.seed, t)
 
     # what they all share
 

@@ -21,6 +21,22 @@ BLOCK_ROWS = 2**20
 """Most rows of a block, padding included."""
 
 
+SAMPLING = 3
+"""Keeps the draw of clients apart from other draws."""
+
+
+def cohort(n_clients: int, join: float, seed: int, t: int) -> tuple[int, ...]:
+    """Who takes part in round t: this share of the clients, drawn from (seed, t), the same for every method."""
+    count = round(join * n_clients)
+    if count < 1:
+        raise Learn2pFedError(
+            f"join = {join} of {n_clients} clients is no client at all: use at least {1 / n_clients:.3g}."
+        )
+    if count == n_clients:
+        return tuple(range(n_clients))
+    return tuple(sorted(np.random.default_rng([seed, t, SAMPLING]).choice(n_clients, count, replace=False).tolist()))
+
+
 @dataclass(frozen=True)
 class ClientData:
     """One client's rows: X (n, ...) and y (n,)."""

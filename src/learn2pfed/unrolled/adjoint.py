@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from learn2pfed.unrolled.cell import (
+    Rest,
     State,
     Theta,
     alpha_step,
@@ -56,11 +57,12 @@ class SquaredPass(torch.autograd.Function):
     """(α⁰, v⁰, z⁰, w⁰; Θ) → (α, v, z, w) after L cells, eq. (9)-(12), for F_i(v) = ½‖X_i v - Y_i‖².
 
     `which` says for each cell which of the given Θ it has: all the same when tied. `detach` takes every w as constant.
+    Clients in `rest` stand still: they count in Σ c m and Σ c, and w̄ is that of the others times the crowd.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, eigen: Sequence[Eigen], which: Sequence[int], detach: bool, *inputs: Tensor
+        ctx: Any, eigen: Sequence[Eigen], which: Sequence[int], detach: bool, rest: Rest, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
         """Cell by cell, block by block; what enters each cell is kept for the way back."""
         alpha, v, z, w, *groups = inputs
@@ -73,9 +75,10 @@ class SquaredPass(torch.autograd.Function):
         for copy in which:
             parts = [_forward(w, *part) for part in zip(eigen, states, thetas[copy], strict=True)]
             states = [after for after, _, _ in parts]
-            w = w_step(_add(total for _, total, _ in parts), _add(weight for _, _, weight in parts))
+            total, weight = _add(total for _, total, _ in parts), _add(weight for _, _, weight in parts)
+            w = w_step(total + rest.total, weight + rest.weight)
             trail.append((states, w))
-        ctx.eigen, ctx.which, ctx.detach, ctx.thetas, ctx.trail = eigen, which, detach, thetas, trail
+        ctx.eigen, ctx.which, ctx.detach, ctx.rest, ctx.thetas, ctx.trail = eigen, which, detach, rest, thetas, trail
         # Copies: an output that the context also held would keep itself alive.
         return *(torch.cat(parts, -2) for parts in zip(*states, strict=True)), w.clone()
 
@@ -85,23 +88,24 @@ class SquaredPass(torch.autograd.Function):
         """The adjoints above, from the last cell to the first; gradients only of the groups that are learned."""
         *outer, w_bar = bars
         state_bars = [State(*parts) for parts in zip(*map(split_clients, outer), strict=True)]
-        flags = ctx.needs_input_grad[7:]
+        flags = ctx.needs_input_grad[8:]
         wanted = [Theta(*flags[at : at + 6]) for at in range(0, len(flags), 6)]
         slopes = [[Slopes(which) for _ in part] for which, part in zip(wanted, ctx.thetas, strict=True)]
         for ell in range(len(ctx.which), 0, -1):
             copy = ctx.which[ell - 1]
             (befores, w), (afters, w_) = ctx.trail[ell - 1], ctx.trail[ell]
-            total_bar = w_bar / _add((theta.p * theta.gamma).sum(-2) for theta in ctx.thetas[copy])
+            weight = _add((theta.p * theta.gamma).sum(-2) for theta in ctx.thetas[copy]) + ctx.rest.weight
+            total_bar = w_bar / weight
             blocks = zip(ctx.eigen, befores, afters, state_bars, ctx.thetas[copy], slopes[copy], strict=True)
             parts = [_backward(total_bar.unsqueeze(-2), w.unsqueeze(-2), w_.unsqueeze(-2), *block) for block in blocks]
             state_bars = [before for before, _ in parts]
-            w_bar = torch.zeros_like(w) if ctx.detach else _add(part for _, part in parts)
+            w_bar = torch.zeros_like(w) if ctx.detach else ctx.rest.crowd * _add(part for _, part in parts)
         by_theta = [
             _join([slope.of(theta, name) for slope, theta in zip(*copy, strict=True)]) if needed else None
             for which, *copy in zip(wanted, slopes, ctx.thetas, strict=True)
             for name, needed in zip(Theta._fields, which, strict=True)
         ]
-        return None, None, None, *map(_join, zip(*state_bars, strict=True)), w_bar, *by_theta
+        return None, None, None, None, *map(_join, zip(*state_bars, strict=True)), w_bar, *by_theta
 
 
 def _add(parts: Iterable[Tensor]) -> Tensor:

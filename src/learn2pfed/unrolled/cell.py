@@ -42,6 +42,18 @@ class State(NamedTuple):
     z: Tensor
 
 
+class Rest(NamedTuple):
+    """Where only some clients take part: those who sit out, as they stand in eq. (12) and in the adjoint of w."""
+
+    total: Tensor | float = 0.0  # Σ c_i (v_i - z_i - α_i) as they last said it, (S, k)
+    weight: Tensor | float = 0.0  # Σ c_i of theirs, (1,)
+    crowd: float = 1.0  # clients for each that takes part: what w does to these, it does to so many
+
+
+NOBODY = Rest()
+"""All take part."""
+
+
 class Loss(Protocol):
     """F_i for a block of clients: its value and its v step."""
 
@@ -105,11 +117,13 @@ def client_cell(loss: Loss, state: State, w: Tensor, theta: Theta) -> State:
     return State(alpha, v, z_step(alpha, v, w, theta.lam, theta.eta))
 
 
-def cell(loss: Loss, state: State, w: Tensor, theta: Theta) -> tuple[State, Tensor]:
+def cell(loss: Loss, state: State, w: Tensor, theta: Theta, rest: Rest = NOBODY) -> tuple[State, Tensor]:
     """One whole cell for all clients at once: (α, v, z, w) of cell ℓ-1 to those of cell ℓ."""
+    if rest.crowd != 1.0 and w.requires_grad:
+        w = w + (rest.crowd - 1.0) * (w - w.detach())  # the same value, its adjoint times the crowd
     state = client_cell(loss, state, w, theta)
     weighted, c = contribution(state, theta.p, theta.gamma)
-    return state, w_step(weighted.sum(-2), c.sum(-2))
+    return state, w_step(weighted.sum(-2) + rest.total, c.sum(-2) + rest.weight)
 
 
 def augmented_lagrangian(loss: Loss, state: State, w: Tensor, theta: Theta) -> Tensor:

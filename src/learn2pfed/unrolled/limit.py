@@ -59,7 +59,7 @@ def learn_common_lam(problem: Supervised[SquaredLoss], settings: Settings) -> Te
     for epoch in range(settings.n_warmup, settings.n_epochs):
         leaf = raw.detach().requires_grad_()
         v, _ = solve(problem.train, leaf.exp(), weight)
-        value = outer_objective(settings, judged(problem, settings, v, leaf.exp()), problem.size)
+        value = outer_objective(settings, judged(problem, settings, v, leaf.exp()).sum(-1), problem.size)
         (slope,) = torch.autograd.grad(value, leaf)
         prior, _ = penalty_gradients(settings, raw, {"lam": raw})
         (raw,), memory = adam_step(settings, epoch, [raw], [slope + prior], memory)

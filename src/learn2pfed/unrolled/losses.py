@@ -12,7 +12,7 @@ from torch import Tensor
 
 from learn2pfed.data.federated import FederatedData
 from learn2pfed.unrolled.adjoint import Eigen, SquaredPass, split_clients
-from learn2pfed.unrolled.cell import State, Theta, v_gradient_step, v_step
+from learn2pfed.unrolled.cell import NOBODY, Rest, State, Theta, v_gradient_step, v_step
 
 
 class ClientLoss(Protocol):
@@ -42,6 +42,9 @@ class ClientLoss(Protocol):
 
     def hessian(self, v: Tensor) -> Tensor:
         """∂²F_i/∂v_i², (S, M, P, P) for P parameters."""
+
+    def pick(self, clients: Tensor) -> Self:
+        """The loss of some of the clients."""
 
     def parts(self) -> Iterator[tuple[Tensor, Self]]:
         """Some clients and their loss, then others, so few at a time that their Hessians fit in memory."""
@@ -182,12 +185,23 @@ class SquaredLoss:
         v: Tensor = torch.linalg.solve(regularised, self.b + lam * w.unsqueeze(-2))
         return v
 
-    def cells(self, thetas: Sequence[Theta], state: State, w: Tensor, detach: bool = False) -> tuple[State, Tensor]:
+    def pick(self, clients: Tensor) -> SquaredLoss:
+        """Some of the clients; what is decomposed already is not decomposed again."""
+        some = SquaredLoss(self.A[:, clients], self.b[:, clients], self.c[:, clients], self.n[:, clients])
+        if "_eigen" in self.__dict__:
+            some.__dict__["_eigen"] = tuple(part[:, clients] for part in self._eigen)
+        return some
+
+    def cells(
+        self, thetas: Sequence[Theta], state: State, w: Tensor, detach: bool = False, rest: Rest = NOBODY
+    ) -> tuple[State, Tensor]:
         """L cells as a single node of the autograd graph; cells may share a Θ."""
         distinct = list({id(theta): theta for theta in thetas}.values())
         which = [next(at for at, other in enumerate(distinct) if other is theta) for theta in thetas]
         node: Any = SquaredPass.apply
-        *after, w = node(self._blocks, which, detach, *state, w, *(group for theta in distinct for group in theta))
+        *after, w = node(
+            self._blocks, which, detach, rest, *state, w, *(group for theta in distinct for group in theta)
+        )
         return State(*after), w
 
     @cached_property

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from learn2pfed.errors import DivergenceError
-from learn2pfed.unrolled.cell import Loss, State, Theta, cell
+from learn2pfed.unrolled.cell import NOBODY, Loss, Rest, State, Theta, cell
 from learn2pfed.unrolled.losses import SquaredLoss
 from learn2pfed.unrolled.settings import Settings
 
@@ -19,23 +19,23 @@ BLOW_UP = 1e8
 
 
 def unroll(
-    loss: Loss, thetas: Sequence[Theta], state: State, w: Tensor, *, detach: bool = False
+    loss: Loss, thetas: Sequence[Theta], state: State, w: Tensor, *, detach: bool = False, rest: Rest = NOBODY
 ) -> Iterator[tuple[State, Tensor]]:
     """(α, v, z) and w after cell 1, 2, .. L; `detach` cuts w out of the graph (gradient = local)."""
     for theta in thetas:
-        state, w = cell(loss, state, w, theta)
+        state, w = cell(loss, state, w, theta, rest)
         if detach:
             w = w.detach()
         yield state, w
 
 
 def forward(
-    loss: Loss, thetas: Sequence[Theta], state: State, w: Tensor, *, detach: bool = False
+    loss: Loss, thetas: Sequence[Theta], state: State, w: Tensor, *, detach: bool = False, rest: Rest = NOBODY
 ) -> tuple[State, Tensor]:
     """(α, v, z) and w after cell L; with squared loss as one node of the autograd graph."""
     if isinstance(loss, SquaredLoss):
-        return loss.cells(thetas, state, w, detach)
-    for state, w in unroll(loss, thetas, state, w, detach=detach):  # noqa: B007, B020
+        return loss.cells(thetas, state, w, detach, rest)
+    for state, w in unroll(loss, thetas, state, w, detach=detach, rest=rest):  # noqa: B007, B020
         pass
     return state, w
 
@@ -59,8 +59,8 @@ def drawn_state(settings: Settings, epoch: int, clients: Sequence[int], w: Tenso
 
 
 def movement(before: Tensor, after: Tensor) -> Tensor:
-    """[Σ (v' - v)², Σ v'²] over a pass through the cells: sums, so that clients' can be added."""
-    return torch.stack([(after - before).square().sum(), after.square().sum()])
+    """[Σ (v' - v)², Σ v'²] over a pass through the cells, of each client, (2, M): sums, so that they can be added."""
+    return torch.stack([(after - before).square().sum((0, -1)), after.square().sum((0, -1))])
 
 
 def settled(settings: Settings, moved: Tensor) -> bool:

@@ -76,6 +76,9 @@ class Settings(BaseModel):
     beta2: float = Field(0.9, ge=0, lt=1, description="Adam's memory of squared gradients")
     decay: bool = Field(True, description="let the step size fall along a half cosine to 2 % of its start")
 
+    join: float = Field(
+        1.0, gt=0, le=1, description="share of the clients that take part in an epoch, and in a pass of the refit"
+    )
     n_learners: int = Field(
         2000, ge=2, description="at most so many clients, drawn once, learn a common Λ; all take part in the final fit"
     )
@@ -155,6 +158,11 @@ class Settings(BaseModel):
     def n_terms(self) -> int:
         """How many sums over clients the outer objective is made of."""
         return 3 if self.objective == "predictive" else 1
+
+    @property
+    def n_passes(self) -> int:
+        """Most passes of the refit; more where only some take part in each."""
+        return math.ceil(max(1, self.refit_cells // self.n_cells) / self.join)
 
     @property
     def training_share(self) -> float:

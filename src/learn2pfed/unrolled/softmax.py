@@ -55,6 +55,19 @@ class SoftmaxLoss:
             n[:, part.clients] = part.weight.sum((1, 3)).T
         return cls(tuple(found), torch.tensor(ridge, dtype=torch.float64), n)
 
+    def pick(self, clients: Tensor) -> SoftmaxLoss:
+        """Some of the clients, in rising order; what is decomposed already is not decomposed again."""
+        place = torch.full(self.n.shape[1:], -1).index_put((clients,), torch.arange(len(clients)))
+        found = []
+        for part in self.rows:
+            inside = (place[part.clients] >= 0).nonzero().flatten()
+            if len(inside):
+                found.append(Rows(place[part.clients[inside]], *(rows[inside] for rows in part[1:])))
+        some = SoftmaxLoss(tuple(found), self.ridge, self.n[:, clients])
+        if "_bound" in self.__dict__:
+            some.__dict__["_bound"] = tuple(part[:, clients] for part in self._bound)
+        return some
+
     @property
     def n_outputs(self) -> int:
         """C, or 1 for two classes."""

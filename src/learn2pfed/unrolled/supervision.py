@@ -33,7 +33,16 @@ class Supervised(NamedTuple, Generic[L]):
     @property
     def size(self) -> Size:
         """How much there is to judge by."""
-        return Size(float(self.judge.n.sum()), float(self.full.n.sum()), float(self.judge.zero.sum()))
+        return Size(*self.sizes.sum(0).tolist())
+
+    def pick(self, clients: Tensor) -> Supervised[L]:
+        """Some of the clients."""
+        return Supervised(*(part.pick(clients) for part in self))
+
+    @property
+    def sizes(self) -> Tensor:
+        """The same by client, (M, 3)."""
+        return torch.stack([self.judge.n.sum(0), self.full.n.sum(0), self.judge.zero.sum(0)], -1)
 
     def scaled(self, scale: Tensor) -> Supervised[L]:
         """With feature j divided by scale_j."""
@@ -129,7 +138,7 @@ def supervise_all(data: FederatedData, settings: Settings, family: Family[L]) ->
 
 
 def judged(problem: Supervised[L], settings: Settings, v: Tensor, lam: Tensor) -> Tensor:
-    """What the outer objective is made of, each a sum over clients and splits: ΣF and, if `predictive`, ΣQ and ΣD.
+    """What the outer objective is made of, by client a sum over splits, (terms, M): F and, if `predictive`, Q and D.
 
     Given the rows that a client learned from (A, and v from them), its held-out rows (X', Y') are predicted as
     N(X'v, σ²(I + X'(A + Λ)⁻¹X'ᵀ)); with A' = X'ᵀX' and g = X'ᵀ(Y' - X'v) that has the
@@ -137,17 +146,18 @@ def judged(problem: Supervised[L], settings: Settings, v: Tensor, lam: Tensor) -
     """
     F = problem.judge.value(v)
     if settings.objective != "predictive":
-        return F.sum().reshape(1)
+        return F.sum(0, keepdim=True)
     prior = torch.diag_embed(lam.expand(v.shape[-2:]))
     before, after = (torch.linalg.cholesky(loss.gram + prior) for loss in (problem.train, problem.full))
     g = -problem.judge.gradient(v).unsqueeze(-1)
     reached = torch.linalg.solve_triangular(after.expand(before.shape), g, upper=False).squeeze(-1)
     growth = (after.diagonal(dim1=-2, dim2=-1) / before.diagonal(dim1=-2, dim2=-1)).log()
-    return torch.stack([F.sum(), 2.0 * F.sum() - reached.square().sum(), 2.0 * growth.sum()])
+    missed = 2.0 * F - reached.square().sum(-1)
+    return torch.stack([F.sum(0), missed.sum(0), 2.0 * growth.sum((0, -1))])
 
 
 def outer_objective(settings: Settings, totals: Tensor, size: Size, is_likelihood: bool = False) -> Tensor:
-    """What Θ minimises, as a function of the sums of `judged`.
+    """What Θ minimises, as a function of the sums of `judged` over clients.
 
     `sum` is eq. (13). `profiled` is the Gaussian negative log-likelihood with the noise profiled out,
     ½ n log(2ΣF / n_judged), with n the number of distinct rows: the sum's optimum, in units that a prior can be set

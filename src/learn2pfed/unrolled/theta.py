@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim.adam import adam
 
 from learn2pfed.unrolled.cell import Theta
 from learn2pfed.unrolled.losses import ClientLoss
@@ -85,40 +84,43 @@ class Moments(NamedTuple):
 
     first: list[Tensor]
     second: list[Tensor]
-    steps: list[Tensor]
+    steps: list[Tensor]  # by leading axes: clients that sit out have taken fewer
 
     @classmethod
     def zeros(cls, tensors: list[Tensor]) -> Moments:
         """Before the first step."""
         zeros = [torch.zeros_like(tensor) for tensor in tensors]
-        return cls(zeros, [zero.clone() for zero in zeros], [torch.tensor(0.0) for _ in tensors])
+        return cls(zeros, [zero.clone() for zero in zeros], [zero[..., :1].clone() for zero in zeros])
+
+    def pick(self, clients: Tensor | slice) -> Moments:
+        """The memory of some clients."""
+        return Moments(*([tensor[clients] for tensor in part] for part in self))
+
+    def put(self, clients: Tensor | slice, memory: Moments) -> None:
+        """Their new memory, in its place."""
+        for part, new in zip(self, memory, strict=True):
+            for tensor, value in zip(part, new, strict=True):
+                tensor[clients] = value
 
 
 def adam_step(
     settings: Settings, epoch: int, tensors: list[Tensor], gradients: list[Tensor], moments: Moments
 ) -> tuple[list[Tensor], Moments]:
-    """One step of Adam that changes nothing in place: new tensors, new memory. None while warming up."""
-    rate = settings.rate(epoch)
+    """One step of Adam that changes nothing in place: new tensors, new memory. None while warming up.
+
+    As torch has it, but that each client counts its own steps.
+    """
+    rate, beta1, beta2 = settings.rate(epoch), settings.beta1, settings.beta2
     if rate == 0.0 or not tensors:
         return tensors, moments
-    moved = [tensor.clone() for tensor in tensors]
-    memory = Moments(*([tensor.clone() for tensor in part] for part in moments))
-    adam(
-        moved,
-        gradients,
-        memory.first,
-        memory.second,
-        [],
-        memory.steps,
-        amsgrad=False,
-        beta1=settings.beta1,
-        beta2=settings.beta2,
-        lr=rate,
-        weight_decay=0.0,
-        eps=1e-8,
-        maximize=False,
-    )
-    return moved, memory
+    steps = [count + 1 for count in moments.steps]
+    first = [torch.lerp(mean, slope, 1 - beta1) for mean, slope in zip(moments.first, gradients, strict=True)]
+    second = [torch.lerp(mean, slope**2, 1 - beta2) for mean, slope in zip(moments.second, gradients, strict=True)]
+    moved = [
+        at - rate * (mean / (1 - beta1**count)) / ((square / (1 - beta2**count)).sqrt() + 1e-8)
+        for at, mean, square, count in zip(tensors, first, second, steps, strict=True)
+    ]
+    return moved, Moments(first, second, steps)
 
 
 class Effective(NamedTuple):

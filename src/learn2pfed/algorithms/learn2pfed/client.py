@@ -49,7 +49,7 @@ class ClientState:
     slopes: tuple[Tensor, ...] = ()  # gradients by own Θ and, last, by the common log Λ
     mark: Tensor | None = None  # v when this pass began
     refitting: bool = False
-    sat_out: bool = True  # no epoch yet
+    sat_out: bool = True  # no cell yet
 
 
 class Client:
@@ -99,7 +99,7 @@ class Client:
         bar = state.bar
         if state.trail:  # the last epoch broke off on the way: what is in `bar` belongs to its middle
             bar = State(*map(torch.zeros_like, bar))
-        state = replace(state, common=said["lam"], trail=(), bar=bar, slopes=self._zero_slopes(state), sat_out=False)
+        state = replace(state, common=said["lam"], trail=(), bar=bar, slopes=self._zero_slopes(state))
         if self.settings.start == "redrawn":
             state = self._redraw(state, int(said["epoch"]))
         return state, {}
@@ -144,21 +144,21 @@ class Client:
         theta = theta_of_cells(state.common, state.own, self.settings.n_cells)[number - 1]
         loss = state.problem.full if state.refitting else state.problem.train
         if state.sat_out and self.settings.start == "warm":  # as everyone else would have it: v = w
-            start = zero_state(1, 1, w.shape[-1])
-            state = replace(state, now=start._replace(v=w.unsqueeze(-2)), sat_out=False)
+            start = zero_state(*state.now.v.shape)
+            state = replace(state, now=start._replace(v=w.unsqueeze(-2)))
         now = client_cell(loss, state.now, w, theta)
         total, weight = contribution(now, theta.p, theta.gamma)
         trail = () if state.refitting else (*state.trail, (state.now, w))
         mark = state.now.v if number == 1 or state.mark is None else state.mark
-        reply = {"total": total.sum(-2), "weight": weight.sum(-2), "moved": movement(mark, now.v)}
-        return replace(state, now=now, trail=trail, mark=mark), reply
+        reply = {"total": total.sum(-2), "weight": weight.sum(-2), "moved": movement(mark, now.v)[:, 0]}
+        return replace(state, now=now, trail=trail, mark=mark, sat_out=False), reply
 
     def _on_loss(self, state: ClientState, said: Message) -> tuple[ClientState, Message]:
         size = torch.tensor(state.problem.size, dtype=torch.float64)
         return state, {"loss": self._judged(state, state.now.v, self._effective(state).lam), "size": size}
 
     def _judged(self, state: ClientState, v: Tensor, lam: Tensor) -> Tensor:
-        return judged(state.problem, self.settings, v, lam)
+        return judged(state.problem, self.settings, v, lam)[:, 0]
 
     def _on_adjoint(self, state: ClientState, said: Message) -> tuple[ClientState, Message]:
         """Backward: the vector-Jacobian product of the client's own cell."""

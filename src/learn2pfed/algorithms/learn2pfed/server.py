@@ -10,6 +10,7 @@ from torch import Tensor
 from learn2pfed.algorithms.base import Exchange, Message, Programme, Progress, Replies, Verdict
 from learn2pfed.algorithms.learn2pfed.wording import Sizes
 from learn2pfed.algorithms.learn2pfed.wording import replies as reply_specs
+from learn2pfed.data.federated import cohort
 from learn2pfed.errors import DivergenceError
 from learn2pfed.unrolled.cell import w_step
 from learn2pfed.unrolled.limit import solve_system
@@ -29,6 +30,8 @@ class Server:
         self.by_server = learned_by_server(settings)
         self.sizes = Sizes(settings.n_splits, n_features, family.n_parameters(n_features))
         self.epoch = 0
+        self.away: frozenset[int] = frozenset()
+        self.words: dict[str, dict[int, Message]] = {}
 
     def programme(self, n_clients: int, progress: Progress | None) -> Programme:
         """Algorithm 1, the server's side."""
@@ -48,13 +51,15 @@ class Server:
         for epoch in range(settings.n_epochs):
             self.epoch = epoch + 1
             number = torch.tensor([epoch])
-            alive = tuple((yield from self.ask("epoch", {"lam": common, "epoch": number}, learners)))
+            here = self._gather(learners, epoch)
+            alive = tuple((yield from self.ask("epoch", {"lam": common, "epoch": number}, here)))
             if settings.start == "redrawn":
                 w = drawn_w(settings, epoch, n_splits, n_parameters)
             alive, weights, ws, _ = yield from self._forward(alive, w)
             w = ws[-1]
-            losses = yield from self.ask("loss", {}, alive)
-            alive = tuple(losses)
+            replies = yield from self.ask("loss", {}, alive)
+            alive = tuple(replies)
+            losses = self.heard("loss", replies)
             size = Size(*_sum(losses, "size").tolist())
             totals = _sum(losses, "loss").requires_grad_()
             check_finite(f"at epoch {epoch + 1}", float(totals[0].detach()), size.zero)
@@ -62,12 +67,14 @@ class Server:
                 objective = outer_objective(settings, totals, size, self.family.is_likelihood)
                 (loss_bar,) = torch.autograd.grad(objective, totals)
             if settings.gradient == "exact" and settings.learn:
-                alive, w_bar = yield from self._backward(alive, weights, ws, w_carried, loss_bar)
+                crowd = len(learners) / len(here)
+                alive, w_bar = yield from self._backward(alive, weights, ws, w_carried, loss_bar, crowd)
                 w_carried = w_bar if settings.carries_adjoint else w_carried
             replies = yield from self.ask("learn", {"loss": loss_bar, "epoch": number}, alive)
             if self.by_server:
                 prior, _ = penalty_gradients(settings, common, {"lam": common})
-                (common,), memory = adam_step(settings, epoch, [common], [_sum(replies, "lam") + prior], memory)
+                slope = _sum(self.heard("learn", replies), "lam")
+                (common,), memory = adam_step(settings, epoch, [common], [slope + prior], memory)
             history.append(float(objective.detach()))
             if progress is not None:
                 progress(epoch + 1, history[-1])
@@ -83,15 +90,25 @@ class Server:
         for ell in range(1, self.settings.n_cells + 1):
             replies = yield from self.ask("cell", {"w": w, "cell": torch.tensor([ell])}, alive)
             alive = tuple(replies)
-            weights.append(_sum(replies, "weight"))
-            w = w_step(_sum(replies, "total"), weights[-1])
+            words = self.heard("cell", replies)
+            weights.append(_sum(words, "weight"))
+            w = w_step(_sum(words, "total"), weights[-1])
             ws.append(w)
-        return alive, weights, ws, _sum(replies, "moved")
+        return alive, weights, ws, _sum(words, "moved")
 
     def _backward(
-        self, alive: tuple[int, ...], weights: list[Tensor], ws: list[Tensor], w_bar: Tensor, loss_bar: Tensor
+        self,
+        alive: tuple[int, ...],
+        weights: list[Tensor],
+        ws: list[Tensor],
+        w_bar: Tensor,
+        loss_bar: Tensor,
+        crowd: float,
     ) -> Generator[Exchange, Replies, tuple[tuple[int, ...], Tensor]]:
-        """Cells L .. 1: with S = Σ c m and C = Σ c, w = S/C gives S̄ = w̄/C and C̄ = -w̄ᵀw/C; the clients do the rest."""
+        """Cells L .. 1: with S = Σ c m and C = Σ c, w = S/C gives S̄ = w̄/C and C̄ = -w̄ᵀw/C; the clients do the rest.
+
+        Where some sit out, each that takes part speaks for a `crowd` of clients.
+        """
         for ell in range(self.settings.n_cells, 0, -1):
             weight, w = weights[ell - 1], ws[ell - 1]
             said = {
@@ -102,7 +119,7 @@ class Server:
             }
             replies = yield from self.ask("adjoint", said, alive)
             alive = tuple(replies)
-            w_bar = _sum(replies, "w")
+            w_bar = crowd * _sum(replies, "w")
         return alive, w_bar
 
     def _refit(
@@ -115,10 +132,12 @@ class Server:
         alive = tuple((yield from self.insist("refit", said, members)))
         redrawn = settings.start == "redrawn"
         w = drawn_w(settings, settings.n_epochs, 1, w.shape[-1]) if redrawn else w.mean(0, keepdim=True)
-        for _ in range(1 if redrawn else max(1, settings.refit_cells // settings.n_cells)):
-            _, _, ws, moved = yield from self._forward(alive, w)
+        self.words = {}
+        for n_done in range(1 if redrawn else settings.n_passes):
+            here = self._gather(alive, settings.n_epochs + n_done)
+            _, _, ws, moved = yield from self._forward(here, w)
             w = ws[-1]
-            if settled(settings, moved):
+            if len(self.words["cell"]) == len(alive) and settled(settings, moved):
                 break
         return w, alive
 
@@ -130,6 +149,19 @@ class Server:
         replies = yield from self.insist("system", {"lam": common}, members)
         w = solve_system(_sum(replies, "system"))[None]
         return w, tuple((yield from self.insist("solution", {"w": w}, tuple(replies))))
+
+    def _gather(self, clients: tuple[int, ...], t: int) -> tuple[int, ...]:
+        """Who takes part in epoch t, or in that pass of the refit; the others are away."""
+        join = 1.0 if self.settings.start == "redrawn" and t >= self.settings.n_epochs else self.settings.join
+        here = tuple(clients[place] for place in cohort(len(clients), join, self.settings.seed, t))
+        self.away = frozenset(clients) - frozenset(here)
+        return here
+
+    def heard(self, kind: str, replies: Replies) -> Replies:
+        """The replies, and what those who are away last said to this; a deployment that sees but sums sends changes."""
+        words = self.words.setdefault(kind, {})
+        words.update(replies)
+        return dict(replies) | {i: words[i] for i in sorted(self.away & words.keys())}
 
     def ask(self, kind: str, broadcast: Message, clients: tuple[int, ...]) -> Generator[Exchange, Replies, Replies]:
         """One exchange; the replies in the order of the clients."""

@@ -70,10 +70,12 @@ def talks(settings: Settings, sizes: Sizes, n_clients: int, n_learners: int, n_r
         "learn": n_epochs,
     }
     ending = {"system": 1, "solution": 1} if settings.refit == "exact" else {"refit": 1, "cell": n_refit_cells}
+    refit_cells = ending.pop("cell", 0)
     phases = (
         (sizes.n_splits, n_clients, {"describe": 1, "prepare": 1}),
-        (sizes.n_splits, n_learners, learning),
+        (sizes.n_splits, round(settings.join * n_learners), learning),
         (1, n_clients, ending),
+        (1, n_clients if settings.start == "redrawn" else round(settings.join * n_clients), {"cell": refit_cells}),
     )
     said = []
     for n_splits, n_parties, counts in phases:
