@@ -57,6 +57,25 @@ def test_crossval_beats_alone_together_and_the_paper() -> None:
     assert ours == pytest.approx(exact, rel=0.05)
 
 
+def test_some_at_a_time_end_where_all_together_do() -> None:
+    """Θ fixed: the randomised cells have the same fixed point, whoever takes part."""
+    data = random_data(sizes=[20, 5, 9, 2, 14, 8, 7, 30])
+    exact = run_simulation(Learn2pFed(Settings(n_epochs=0, refit="exact")), data)
+    some = run_simulation(Learn2pFed(Settings(n_epochs=0, tolerance=1e-12, join=0.25)), data)
+    torch.testing.assert_close(some.models, exact.models, rtol=0, atol=1e-10)
+    torch.testing.assert_close(some.global_model, exact.global_model, rtol=0, atol=1e-10)
+
+
+def test_some_at_a_time_learn_what_all_together_learn() -> None:
+    """Five of twenty an epoch: the gradient is that of all, since who sits out stands in it with its last word."""
+    data = random_data(seed=3, M=20, n=12)
+    every = run_simulation(Learn2pFed(Settings(refit="exact")), data)
+    some = run_simulation(Learn2pFed(Settings(refit="exact", join=0.25, n_epochs=1200)), data)
+    torch.testing.assert_close(some.insight["lam"].log(), every.insight["lam"].log(), rtol=0, atol=0.05)
+    torch.testing.assert_close(some.models, every.models, rtol=0, atol=1e-3)
+    assert some.history[-1] == pytest.approx(every.history[-1], abs=0.05)
+
+
 def test_the_training_loss_only_learns_not_to_share() -> None:
     data = random_data(M=6, k=3, n=8)
     chosen = Settings(supervision="train", lam_spread=None, n_epochs=200, lam_start=1.0)

@@ -57,12 +57,12 @@ class SquaredPass(torch.autograd.Function):
     """(α⁰, v⁰, z⁰, w⁰; Θ) → (α, v, z, w) after L cells, eq. (9)-(12), for F_i(v) = ½‖X_i v - Y_i‖².
 
     `which` says for each cell which of the given Θ it has: all the same when tied. `detach` takes every w as constant.
-    Clients in `rest` stand still: they count in Σ c m and Σ c, and w̄ is that of the others times the crowd.
+    Clients in `rest` stand still: they count with what they last said in Σ c m, in Σ c and in w̄.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, eigen: Sequence[Eigen], which: Sequence[int], detach: bool, rest: Rest, *inputs: Tensor
+        ctx: Any, eigen: Sequence[Eigen], which: Sequence[int], detach: bool, rest: Rest | None, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
         """Cell by cell, block by block; what enters each cell is kept for the way back."""
         alpha, v, z, w, *groups = inputs
@@ -76,7 +76,7 @@ class SquaredPass(torch.autograd.Function):
             parts = [_forward(w, *part) for part in zip(eigen, states, thetas[copy], strict=True)]
             states = [after for after, _, _ in parts]
             total, weight = _add(total for _, total, _ in parts), _add(weight for _, _, weight in parts)
-            w = w_step(total + rest.total, weight + rest.weight)
+            w = w_step(total, weight) if rest is None else w_step(total + rest.total, weight + rest.weight)
             trail.append((states, w))
         ctx.eigen, ctx.which, ctx.detach, ctx.rest, ctx.thetas, ctx.trail = eigen, which, detach, rest, thetas, trail
         # Copies: an output that the context also held would keep itself alive.
@@ -94,12 +94,15 @@ class SquaredPass(torch.autograd.Function):
         for ell in range(len(ctx.which), 0, -1):
             copy = ctx.which[ell - 1]
             (befores, w), (afters, w_) = ctx.trail[ell - 1], ctx.trail[ell]
-            weight = _add((theta.p * theta.gamma).sum(-2) for theta in ctx.thetas[copy]) + ctx.rest.weight
-            total_bar = w_bar / weight
+            weight = _add((theta.p * theta.gamma).sum(-2) for theta in ctx.thetas[copy])
+            total_bar = w_bar / (weight if ctx.rest is None else weight + ctx.rest.weight)
             blocks = zip(ctx.eigen, befores, afters, state_bars, ctx.thetas[copy], slopes[copy], strict=True)
             parts = [_backward(total_bar.unsqueeze(-2), w.unsqueeze(-2), w_.unsqueeze(-2), *block) for block in blocks]
             state_bars = [before for before, _ in parts]
-            w_bar = torch.zeros_like(w) if ctx.detach else ctx.rest.crowd * _add(part for _, part in parts)
+            w_bar = torch.zeros_like(w) if ctx.detach else _add(part.sum(-2) for _, part in parts)
+            if ctx.rest is not None and not ctx.detach:
+                ctx.rest.said[ell - 1] = _join([part for _, part in parts])
+                w_bar = w_bar + ctx.rest.adjoint[ell - 1]
         by_theta = [
             _join([slope.of(theta, name) for slope, theta in zip(*copy, strict=True)]) if needed else None
             for which, *copy in zip(wanted, slopes, ctx.thetas, strict=True)
@@ -153,7 +156,7 @@ def _backward(
     theta: Theta,
     slopes: Slopes,
 ) -> tuple[State, Tensor]:
-    """The adjoint of what entered the cell and the block's part of w̄; what the gradients need is added to `slopes`."""
+    """The adjoint of what entered the cell and each client's part of w̄; what gradients need is added to `slopes`."""
     alpha_, v_, z_ = after
     u = v_ - w - alpha_
     m_bar = theta.p * theta.gamma * total_bar
@@ -176,4 +179,4 @@ def _backward(
         slopes.theta = slopes.theta + alpha_bar * (before.z - before.v + w)
     r_bar = theta.theta * alpha_bar
     z_before = t_bar.add_(r_bar)
-    return State(alpha_bar, r_bar.neg_(), z_before), (z_before - u_bar).sum(-2)
+    return State(alpha_bar, r_bar.neg_(), z_before), z_before - u_bar

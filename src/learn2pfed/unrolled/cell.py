@@ -15,7 +15,7 @@ p, rho, eta, gamma, theta are (M, 1). Every function broadcasts, so one client i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -43,15 +43,28 @@ class State(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """Where only some clients take part: those who sit out, as they stand in eq. (12) and in the adjoint of w."""
+    """Where only some clients take part: what those who sit out last said, in eq. (12) and in the adjoint of w."""
 
-    total: Tensor | float = 0.0  # Σ c_i (v_i - z_i - α_i) as they last said it, (S, k)
-    weight: Tensor | float = 0.0  # Σ c_i of theirs, (1,)
-    crowd: float = 1.0  # clients for each that takes part: what w does to these, it does to so many
+    total: Tensor  # Σ c_i (v_i - z_i - α_i), (S, k)
+    weight: Tensor  # Σ c_i, (1,)
+    adjoint: Tensor  # Σ of their parts of the adjoint of the w that enters cell 1 .. L, (L, S, k)
+    said: Tensor  # (L, S, m, k), into which those who take part put theirs on the way back
 
 
-NOBODY = Rest()
-"""All take part."""
+class Told(torch.autograd.Function):
+    """w as each client that takes part is told it, (S, m, k); its adjoint is the sum of theirs and of the rest's."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, rest: Rest, ell: int) -> Tensor:
+        """The same for everyone."""
+        ctx.rest, ctx.ell = rest, ell
+        return w.unsqueeze(-2).expand(rest.said.shape[1:])
+
+    @staticmethod
+    def backward(ctx: Any, bar: Tensor) -> tuple[Tensor, None, None]:
+        """What each says is kept for the epochs that it sits out."""
+        ctx.rest.said[ctx.ell] = bar
+        return bar.sum(-2) + ctx.rest.adjoint[ctx.ell], None, None
 
 
 class Loss(Protocol):
@@ -66,7 +79,7 @@ class Loss(Protocol):
 
 def alpha_step(alpha: Tensor, v: Tensor, z: Tensor, w: Tensor, theta: Tensor) -> Tensor:
     """Eq. (9), dual ascent:  α_i ← α_i + θ_i (z_i - v_i + w)."""
-    return torch.addcmul(alpha, theta, z - v + w.unsqueeze(-2))
+    return torch.addcmul(alpha, theta, z - v + _each(w, v))
 
 
 def v_step(b: Tensor, curvature: Tensor, basis: Tensor, target: Tensor, rho: Tensor) -> Tensor:
@@ -96,7 +109,7 @@ def v_gradient_step(v: Tensor, target: Tensor, rho: Tensor, gradient: Map, rate:
 
 def z_step(alpha: Tensor, v: Tensor, w: Tensor, lam: Tensor, eta: Tensor) -> Tensor:
     """Eq. (11):  z_i = η_i (Λ_i + η_i I)⁻¹ (v_i - w - α_i),  minimising ½zᵀΛ_i z + ½η_i‖z - v_i + w + α_i‖²."""
-    return eta / (lam + eta) * (v - w.unsqueeze(-2) - alpha)
+    return eta / (lam + eta) * (v - _each(w, v) - alpha)
 
 
 def contribution(state: State, p: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,20 +123,27 @@ def w_step(total: Tensor, weight: Tensor) -> Tensor:
     return total / weight
 
 
+def _each(w: Tensor, v: Tensor) -> Tensor:
+    """w with a client axis, as v has it."""
+    return w if w.ndim == v.ndim else w.unsqueeze(-2)
+
+
 def client_cell(loss: Loss, state: State, w: Tensor, theta: Theta) -> State:
     """The three client layers of one cell: α, v, z, in that order."""
     alpha = alpha_step(state.alpha, state.v, state.z, w, theta.theta)
-    v = loss.v_step(state.v, w.unsqueeze(-2) + state.z + alpha, theta.rho)
+    v = loss.v_step(state.v, _each(w, state.v) + state.z + alpha, theta.rho)
     return State(alpha, v, z_step(alpha, v, w, theta.lam, theta.eta))
 
 
-def cell(loss: Loss, state: State, w: Tensor, theta: Theta, rest: Rest = NOBODY) -> tuple[State, Tensor]:
+def cell(
+    loss: Loss, state: State, w: Tensor, theta: Theta, rest: Rest | None = None, ell: int = 0
+) -> tuple[State, Tensor]:
     """One whole cell for all clients at once: (α, v, z, w) of cell ℓ-1 to those of cell ℓ."""
-    if rest.crowd != 1.0 and w.requires_grad:
-        w = w + (rest.crowd - 1.0) * (w - w.detach())  # the same value, its adjoint times the crowd
-    state = client_cell(loss, state, w, theta)
+    told: Tensor = w if rest is None else Told.apply(w, rest, ell)  # type: ignore[no-untyped-call]
+    state = client_cell(loss, state, told, theta)
     weighted, c = contribution(state, theta.p, theta.gamma)
-    return state, w_step(weighted.sum(-2) + rest.total, c.sum(-2) + rest.weight)
+    total, weight = weighted.sum(-2), c.sum(-2)
+    return state, w_step(total, weight) if rest is None else w_step(total + rest.total, weight + rest.weight)
 
 
 def augmented_lagrangian(loss: Loss, state: State, w: Tensor, theta: Theta) -> Tensor:

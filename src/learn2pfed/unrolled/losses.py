@@ -12,7 +12,7 @@ from torch import Tensor
 
 from learn2pfed.data.federated import FederatedData
 from learn2pfed.unrolled.adjoint import Eigen, SquaredPass, split_clients
-from learn2pfed.unrolled.cell import NOBODY, Rest, State, Theta, v_gradient_step, v_step
+from learn2pfed.unrolled.cell import Rest, State, Theta, v_gradient_step, v_step
 
 
 class ClientLoss(Protocol):
@@ -193,7 +193,7 @@ class SquaredLoss:
         return some
 
     def cells(
-        self, thetas: Sequence[Theta], state: State, w: Tensor, detach: bool = False, rest: Rest = NOBODY
+        self, thetas: Sequence[Theta], state: State, w: Tensor, detach: bool = False, rest: Rest | None = None
     ) -> tuple[State, Tensor]:
         """L cells as a single node of the autograd graph; cells may share a Θ."""
         distinct = list({id(theta): theta for theta in thetas}.values())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from learn2pfed.errors import DivergenceError
-from learn2pfed.unrolled.cell import NOBODY, Loss, Rest, State, Theta, cell
+from learn2pfed.unrolled.cell import Loss, Rest, State, Theta, cell
 from learn2pfed.unrolled.losses import SquaredLoss
 from learn2pfed.unrolled.settings import Settings
 
@@ -19,18 +19,18 @@ BLOW_UP = 1e8
 
 
 def unroll(
-    loss: Loss, thetas: Sequence[Theta], state: State, w: Tensor, *, detach: bool = False, rest: Rest = NOBODY
+    loss: Loss, thetas: Sequence[Theta], state: State, w: Tensor, *, detach: bool = False, rest: Rest | None = None
 ) -> Iterator[tuple[State, Tensor]]:
     """(α, v, z) and w after cell 1, 2, .. L; `detach` cuts w out of the graph (gradient = local)."""
-    for theta in thetas:
-        state, w = cell(loss, state, w, theta, rest)
+    for ell, theta in enumerate(thetas):
+        state, w = cell(loss, state, w, theta, rest, ell)
         if detach:
             w = w.detach()
         yield state, w
 
 
 def forward(
-    loss: Loss, thetas: Sequence[Theta], state: State, w: Tensor, *, detach: bool = False, rest: Rest = NOBODY
+    loss: Loss, thetas: Sequence[Theta], state: State, w: Tensor, *, detach: bool = False, rest: Rest | None = None
 ) -> tuple[State, Tensor]:
     """(α, v, z) and w after cell L; with squared loss as one node of the autograd graph."""
     if isinstance(loss, SquaredLoss):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from learn2pfed.data.federated import cohort
-from learn2pfed.unrolled.cell import NOBODY, Rest, State, Theta, contribution
+from learn2pfed.unrolled.cell import Rest, State, Theta, contribution
 from learn2pfed.unrolled.limit import client_system, solve_system
 from learn2pfed.unrolled.losses import ClientLoss, L, SquaredLoss
 from learn2pfed.unrolled.network import (
@@ -87,6 +87,7 @@ class Standing:
     judged: Tensor  # (terms, M)
     sizes: Tensor  # (M, 3) as in supervision.Size
     slopes: Tensor  # (M, C, P) gradient by log Λ
+    adjoint: Tensor  # (L, S, M, P) part of the adjoint of the w that enters each cell
 
     @classmethod
     def silent(cls, settings: Settings, n_splits: int, n_clients: int, n_parameters: int) -> Standing:
@@ -97,15 +98,18 @@ class Standing:
             (settings.n_terms, n_clients),
             (n_clients, 3),
             (n_clients, 1 if settings.tied else settings.n_cells, n_parameters),
+            (settings.n_cells if settings.join < 1 else 0, n_splits, n_clients, n_parameters),
         )
         return cls(*(torch.zeros(shape, dtype=torch.float64) for shape in shapes))
 
     def rest(self, here: Tensor) -> Rest:
         """Those who sit out, as they stand in eq. (12)."""
         away = torch.ones(len(self.weight), dtype=torch.bool).index_fill(0, here, False)
-        return Rest(self.total[:, away].sum(-2), self.weight[away].sum(-2), len(self.weight) / len(here))
+        adjoint = self.adjoint[:, :, away].sum(-2)
+        said = torch.zeros(*adjoint.shape[:2], len(here), adjoint.shape[-1], dtype=torch.float64)
+        return Rest(self.total[:, away].sum(-2), self.weight[away].sum(-2), adjoint, said)
 
-    def hear(self, here: Tensor, state: State, theta: Theta) -> None:
+    def hear(self, here: Tensor | slice, state: State, theta: Theta) -> None:
         """What those who take part have said after their last cell."""
         self.total[:, here], self.weight[here] = contribution(state, theta.p, theta.gamma)
 
@@ -119,7 +123,7 @@ def pass_and_gradient(
     w: Tensor,
     carried: tuple[Tensor, ...],
     is_likelihood: bool = False,
-    rest: Rest = NOBODY,
+    rest: Rest | None = None,
     away: Tensor | float = 0.0,
     size: Size | None = None,
 ) -> tuple[State, Tensor, Tensor, Tensor, Gradients]:
@@ -166,7 +170,8 @@ def learn(
     """E epochs of eq. (13); `conditioning` as in supervision.Units, `is_likelihood` as in losses.Family.
 
     Where only some clients take part in an epoch, the others stand in every sum with what they last said: their part of
-    eq. (12), of the outer loss and of the gradient by the common Λ. Their state, their adjoint and their own Θ wait.
+    eq. (12) and of its adjoint, of the outer loss and of the gradient by the common Λ. Their state, their adjoint and
+    their own Θ wait.
     """
     n_splits, n_clients, n_parameters = problem.train.shape
     common = start_common(settings, n_parameters)
@@ -185,7 +190,7 @@ def learn(
             w = drawn_w(settings, epoch, n_splits, n_parameters)
             state = drawn_state(settings, epoch, range(n_clients), w)
         here = _here(settings, n_clients, epoch)
-        some, rest = problem, NOBODY
+        some, rest = problem, None
         if isinstance(here, Tensor):
             some, rest = problem.pick(here), standing.rest(here)
         if settings.start == "warm":
@@ -206,8 +211,9 @@ def learn(
             Size(*standing.sizes.sum(0).tolist()),
         )
         standing.judged[:, here] = each
-        if isinstance(here, Tensor):
+        if rest is not None:
             standing.hear(here, now, theta_of_cells(common, their, settings.n_cells)[-1])
+            standing.adjoint[:, :, here] = rest.said
         check_finite(f"at epoch {epoch + 1}", float(standing.judged[0].sum()), float(standing.sizes[:, 2].sum()))
         for kept, new in zip((*state, *carried[:3]), (*now, *gradients.start[:3]), strict=False):
             kept[:, here] = new
@@ -284,7 +290,7 @@ def refit(full: L, settings: Settings, learned: Learned) -> Final:
     moved = torch.tensor([[torch.inf], [0.0]], dtype=torch.float64).repeat(1, n_clients)
     for n_done in range(1, n_passes + 1):
         here = _here(settings, n_clients, settings.n_epochs + n_done - 1)
-        some, rest, obeying = full, NOBODY, thetas
+        some, rest, obeying = full, None, thetas
         if isinstance(here, Tensor):
             some, rest = full.pick(here), standing.rest(here)
             obeying = theta_of_cells(learned.common, {n: raw[here] for n, raw in learned.own.items()}, settings.n_cells)
@@ -292,7 +298,7 @@ def refit(full: L, settings: Settings, learned: Learned) -> Final:
             welcome(state, w, heard, here)
         before = State(*(part[:, here] for part in state))
         after, w = forward(some, obeying, before, w, rest=rest)
-        if isinstance(here, Tensor):
+        if rest is not None:
             standing.hear(here, after, obeying[-1])
         moved[:, here] = movement(before.v, after.v)
         for kept, new in zip(state, after, strict=True):

@@ -67,8 +67,7 @@ class Server:
                 objective = outer_objective(settings, totals, size, self.family.is_likelihood)
                 (loss_bar,) = torch.autograd.grad(objective, totals)
             if settings.gradient == "exact" and settings.learn:
-                crowd = len(learners) / len(here)
-                alive, w_bar = yield from self._backward(alive, weights, ws, w_carried, loss_bar, crowd)
+                alive, w_bar = yield from self._backward(alive, weights, ws, w_carried, loss_bar)
                 w_carried = w_bar if settings.carries_adjoint else w_carried
             replies = yield from self.ask("learn", {"loss": loss_bar, "epoch": number}, alive)
             if self.by_server:
@@ -97,18 +96,9 @@ class Server:
         return alive, weights, ws, _sum(words, "moved")
 
     def _backward(
-        self,
-        alive: tuple[int, ...],
-        weights: list[Tensor],
-        ws: list[Tensor],
-        w_bar: Tensor,
-        loss_bar: Tensor,
-        crowd: float,
+        self, alive: tuple[int, ...], weights: list[Tensor], ws: list[Tensor], w_bar: Tensor, loss_bar: Tensor
     ) -> Generator[Exchange, Replies, tuple[tuple[int, ...], Tensor]]:
-        """Cells L .. 1: with S = Σ c m and C = Σ c, w = S/C gives S̄ = w̄/C and C̄ = -w̄ᵀw/C; the clients do the rest.
-
-        Where some sit out, each that takes part speaks for a `crowd` of clients.
-        """
+        """Cells L .. 1: with S = Σ c m and C = Σ c, w = S/C gives S̄ = w̄/C and C̄ = -w̄ᵀw/C; the clients do the rest."""
         for ell in range(self.settings.n_cells, 0, -1):
             weight, w = weights[ell - 1], ws[ell - 1]
             said = {
@@ -119,7 +109,7 @@ class Server:
             }
             replies = yield from self.ask("adjoint", said, alive)
             alive = tuple(replies)
-            w_bar = crowd * _sum(replies, "w")
+            w_bar = _sum(self.heard(f"adjoint {ell}", replies), "w")
         return alive, w_bar
 
     def _refit(
