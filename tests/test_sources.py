@@ -130,6 +130,8 @@ def test_a_part_that_is_whole_or_too_long_does_no_harm(server: tuple[Server, str
     for there in (what.body, what.body + b"more"):
         part.write_bytes(there)
         assert download(url, part, lambda done, total: None).read_bytes() == what.body
+    n = len(what.body)
+    assert what.asked == [f"bytes={n}-", f"bytes={n + 4}-", None]  # only the part that is too long comes again
 
 
 @pytest.mark.parametrize(
