@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import http.server
 import io
 import os
 import sys
+import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -29,6 +31,16 @@ def archive(name: str = "loads.txt", content: bytes = CONTENT) -> bytes:
     with zipfile.ZipFile(whole, "w") as file:
         file.writestr(f"folder/{name}", content)
     return whole.getvalue()
+
+
+def cut_tar() -> bytes:
+    """A tar that ends inside a file, in a gzip that is whole."""
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w") as tar:
+        entry = tarfile.TarInfo("loads.txt")
+        entry.size = len(CONTENT)
+        tar.addfile(entry, io.BytesIO(CONTENT))
+    return gzip.compress(whole.getvalue()[:9999])
 
 
 class Server:
@@ -136,8 +148,8 @@ def test_a_part_that_is_whole_or_too_long_does_no_harm(server: tuple[Server, str
 
 @pytest.mark.parametrize(
     "body",
-    [archive(content=CONTENT[:-1] + b"?"), archive()[:-50], archive("other.txt"), b"<html>not here</html>"],
-    ids=["another digest", "truncated", "another file", "a page"],
+    [archive(content=CONTENT[:-1] + b"?"), archive()[:-50], cut_tar(), archive("other.txt"), b"<html>not here</html>"],
+    ids=["another digest", "a cut zip", "a cut tar", "another file", "a page"],
 )
 def test_what_is_not_the_published_file_is_refused_and_removed(
     server: tuple[Server, str], folder: Path, body: bytes
