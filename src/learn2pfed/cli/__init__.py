@@ -7,6 +7,7 @@ import sys
 from rich.console import Console
 from rich.markup import escape
 
+import learn2pfed.cli.data
 import learn2pfed.cli.experiments
 import learn2pfed.cli.own
 import learn2pfed.cli.tune  # noqa: F401, each module adds its commands

@@ -1,0 +1,175 @@
+"""The full ECL: LD2011_2014.txt of the UCI archive, read in blocks."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import csv
+
+from learn2pfed.data.archives import opened
+from learn2pfed.data.loads import LATE, Loads, kept
+from learn2pfed.data.sources import ECL
+from learn2pfed.errors import Learn2pFedError
+
+MINUTES = 15
+DAY = 24 * 60 // MINUTES
+"""Records of a day."""
+
+NUMBER = re.compile(r"[-+\d.,e]+")
+"""What stands where a header is missing."""
+
+BLOCK = 1 << 24
+"""Bytes of text that are parsed at once."""
+
+
+def read_diagrams(path: Path, years: tuple[int, int] | None = (2012, 2014)) -> Loads:
+    """LD2011_2014.txt of the UCI archive, in its zip or alone: 370 clients, mean kW of every quarter of an hour.
+
+    A record's time is the end of its quarter: 2012 begins with 2012-01-01 00:15 and ends with 2013-01-01 00:00. Kept
+    are the years from the first to the last named, which must be there from end to end, or all records (None).
+
+    Clients that joined later have zeros before: one without any load on the first day kept is dropped. The paper keeps
+    313 clients by such a rule, which it does not give to the record; how many are kept here, `names` and `dropped` say.
+
+    The clock is Portugal's, yet every day has 96 records: where the clocks go forward, in March, the hour from 1:00 is
+    there with zeros, and where they go back, in October, the same hour holds the load of two. Both stay as they are.
+    """
+    with opened(path, ECL.file) as stream:
+        names = _meters(path, stream.readline())
+        times, values = _records(path, stream, len(names), years)
+    if years is not None:
+        _check_covered(path, times, years)
+    times, values, twice = _without_twins(path, times, values)
+    steps, rest = np.divmod(np.diff(times), np.timedelta64(MINUTES, "m"))
+    off = np.flatnonzero(rest)
+    if len(off):
+        raise Learn2pFedError(
+            f"{path}: {times[off[0] + 1]} is off the clock of {MINUTES} minutes: mend or drop that record."
+        )
+    breaks = np.flatnonzero(steps > 1) + 1
+    notes = [f"{twice} records there twice, with the same loads: kept once"] if twice else []
+    notes += [f"{len(breaks)} gaps, {int((steps - 1).sum())} records in all"] if len(breaks) else []
+    day = np.nan_to_num(values[:, :DAY])
+    return kept(
+        Loads(
+            names,
+            values,
+            MINUTES,
+            pd.Timestamp(times[0]),
+            "kW",
+            "ElectricityLoadDiagrams20112014, Trindade (2015), UCI Machine Learning Repository, CC BY 4.0",
+            (0, *breaks.tolist()),
+            {},
+            tuple(notes),
+        ),
+        {LATE: ~day.any(axis=1)},
+    )
+
+
+def _meters(path: Path, header: bytes) -> tuple[str, ...]:
+    """The meters' names, from the header; its first cell stands over the times."""
+    names = [cell.strip().strip('"') for cell in header.decode("utf-8-sig", errors="replace").strip().split(";")][1:]
+    if not names:
+        raise Learn2pFedError(f"{path} has no semicolons in its first line: give {ECL.file} as the archive ships it.")
+    odd = [name for name, count in Counter(names).items() if count > 1 or not name or NUMBER.fullmatch(name)]
+    if odd:
+        raise Learn2pFedError(f"{path}: {odd[0]!r} is no name of a meter, or of two: begin with a line of names.")
+    return tuple(names)
+
+
+def _records(
+    path: Path, stream: IO[bytes], n_meters: int, years: tuple[int, int] | None
+) -> tuple[NDArray[np.datetime64], NDArray[np.float32]]:
+    """Times (T,) and loads (M, T) of the years, block by block: only what is kept stays in memory."""
+    columns = [str(place) for place in range(n_meters + 1)]
+    types = {name: pa.float32() for name in columns} | {columns[0]: pa.timestamp("s")}
+    times, values = [np.empty(0, "datetime64[s]")], [np.empty((n_meters, 0), np.float32)]
+    try:
+        for block in csv.open_csv(
+            stream,
+            csv.ReadOptions(column_names=columns, block_size=BLOCK, use_threads=False),  # errors then name the row
+            csv.ParseOptions(delimiter=";"),
+            csv.ConvertOptions(column_types=types, decimal_point=","),
+        ):
+            if block.column(0).null_count:
+                raise Learn2pFedError(
+                    f"{path}: {block.column(0).null_count} record(s) have no time: mend or drop them."
+                )
+            when = block.column(0).to_numpy(zero_copy_only=False)
+            inside = _inside(when, years)
+            if inside.any():
+                times.append(when[inside])
+                loads = (column.to_numpy(zero_copy_only=False) for column in block.columns[1:])
+                values.append(np.stack([load[inside] for load in loads]))
+    except pa.ArrowInvalid as error:
+        raise Learn2pFedError(f"{path}: {_complaint(str(error))}.") from error
+    if len(times) == 1:
+        raise Learn2pFedError(f"{path} has no records of {_words(years)}: it is truncated, or name the years it has.")
+    return np.concatenate(times), np.concatenate(values, axis=1)
+
+
+def _inside(when: NDArray[np.datetime64], years: tuple[int, int] | None) -> NDArray[np.bool_]:
+    """Which records end in the years."""
+    if years is None:
+        return np.ones(len(when), dtype=bool)
+    first, end = _span(years)
+    inside: NDArray[np.bool_] = (when > first) & (when <= end)
+    return inside
+
+
+def _span(years: tuple[int, int]) -> tuple[np.datetime64, np.datetime64]:
+    """The years' beginning and end."""
+    return np.datetime64(f"{years[0]}-01-01", "s"), np.datetime64(f"{years[1] + 1}-01-01", "s")
+
+
+def _words(years: tuple[int, int] | None) -> str:
+    return "any year" if years is None else f"{years[0]} to {years[1]}"
+
+
+def _complaint(error: str) -> str:
+    """What the parser says, as something to do; its rows are counted from 1, after the header."""
+    place = re.search(r"Row #(\d+)", error)
+    line = f"line {int(place[1]) + 1}" if place else "a line"
+    if found := re.search(r"Expected (\d+) columns, got (\d+)", error):
+        return f"{line} has {found[2]} cells where the header has {found[1]}: it is truncated or damaged: get it again"
+    if found := re.search(r"column #(\d+).*invalid value '(.*)'", error, re.DOTALL):
+        wanted = "a time such as 2012-01-01 00:15:00" if found[1] == "0" else "a number with a decimal comma"
+        return f"{line} has {found[2][:40]!r} in column {int(found[1]) + 1} where {wanted} should be: mend it"
+    return f"no table of loads ({error.splitlines()[0]}): give {ECL.file} as the archive ships it"
+
+
+def _check_covered(path: Path, times: NDArray[np.datetime64], years: tuple[int, int]) -> None:
+    """Refuse a file that begins or ends inside the years."""
+    first, end = _span(years)
+    if times.min() > first + np.timedelta64(MINUTES, "m") or times.max() < end:
+        raise Learn2pFedError(
+            f"{path} has records from {times.min()} to {times.max()}, not all of {_words(years)}: it is truncated: get "
+            "it again, or name the years it has."
+        )
+
+
+def _without_twins(
+    path: Path, times: NDArray[np.datetime64], values: NDArray[np.float32]
+) -> tuple[NDArray[np.datetime64], NDArray[np.float32], int]:
+    """Each time once, and how many were there twice with the same loads; contradictions and disorder are refused."""
+    steps = np.diff(times).astype(np.int64)
+    if (steps < 0).any():
+        back = times[np.flatnonzero(steps < 0)[0] + 1]
+        raise Learn2pFedError(f"{path}: its records are not in the order of time, the first is {back}: sort them.")
+    again = np.flatnonzero(steps == 0)
+    if not len(again):
+        return times, values, 0
+    differ = [not np.array_equal(values[:, at], values[:, at + 1], equal_nan=True) for at in again]
+    if any(differ):
+        at = times[again[differ.index(True)]]
+        raise Learn2pFedError(
+            f"{path}: {sum(differ)} times are there twice with other loads, the first {at}: keep one."
+        )
+    return np.delete(times, again), np.delete(values, again, axis=1), len(again)

