@@ -184,7 +184,7 @@ def learn(
     carried: tuple[Tensor, ...] = tuple(map(torch.zeros_like, (*state, w))) if settings.carries_adjoint else ()
     history = []
     standing = Standing.silent(settings, *problem.train.shape)
-    heard = torch.zeros(n_clients, dtype=torch.bool)
+    heard, sizes = torch.zeros(n_clients, dtype=torch.bool), problem.sizes
     for epoch in range(settings.n_epochs):
         if settings.start == "redrawn":
             w = drawn_w(settings, epoch, n_splits, n_parameters)
@@ -196,7 +196,7 @@ def learn(
         if settings.start == "warm":
             welcome(state, w, heard, here)
         their = {name: raw[here] for name, raw in own.items()}
-        standing.judged[:, here], standing.sizes[here] = 0.0, some.sizes
+        standing.judged[:, here], standing.sizes[here] = 0.0, sizes[here]
         now, w, each, objective, gradients = pass_and_gradient(
             some,
             settings,
