@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -55,6 +55,12 @@ def _own_settings(given: Any) -> Any:
             raise ValueError(f"{name}: {error}") from error
         found[name] = how.model_dump(exclude={*PROTOCOL, "seed", *how.of_steps(1)})
     return found
+
+
+def every_method(names: Collection[str], **given: dict[str, Any]) -> Callable[[Any], Any]:
+    """All these baselines, those that are not given with what is given here."""
+    every = {name: given.get(name, {}) for name in names}
+    return lambda own: every | own if isinstance(own, dict) else own
 
 
 OwnSettings = Annotated[dict[str, dict[str, Any]], BeforeValidator(_own_settings)]

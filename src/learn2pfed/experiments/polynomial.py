@@ -35,7 +35,7 @@ from learn2pfed.experiments.base import (
     rows_of,
     timed,
 )
-from learn2pfed.experiments.comparing import OwnSettings, ProtocolConfig, fit
+from learn2pfed.experiments.comparing import OwnSettings, ProtocolConfig, every_method, fit
 from learn2pfed.models.modules import build
 from learn2pfed.results.records import Detail, Row, rounded
 from learn2pfed.search import Space, search_space
@@ -95,12 +95,6 @@ FEW = {"lp-proj": {"n_projected": 2}}
 """A polynomial of four coefficients has no room for lp_proj's ten numbers."""
 
 
-def _every_method(**given: dict[str, Any]) -> Any:
-    """All baselines, those that are not given with what is given here."""
-    every = {name: given.get(name, {}) for name in METHODS}
-    return BeforeValidator(lambda own: every | own if isinstance(own, dict) else own)
-
-
 class PolynomialConfig(StudyConfig, ProtocolConfig):
     """The study with its methods; `mlp.` and `polynomial.` hold the baselines' own settings with either model."""
 
@@ -115,8 +109,8 @@ class PolynomialConfig(StudyConfig, ProtocolConfig):
     head: str = Field(
         "head", coerce_numbers_to_str=True, description="the part of that network that FedPer and FedRep keep at home"
     )
-    mlp: Annotated[OwnSettings, _every_method()] = Field({}, validate_default=True)
-    polynomial: Annotated[OwnSettings, _every_method(**FEW)] = Field({}, validate_default=True)
+    mlp: Annotated[OwnSettings, BeforeValidator(every_method(METHODS))] = Field({}, validate_default=True)
+    polynomial: Annotated[OwnSettings, BeforeValidator(every_method(METHODS, **FEW))] = Field({}, validate_default=True)
 
 
 def talk(config: StudyConfig, settings: Settings, study: Polynomial, seed: int) -> Outcome:

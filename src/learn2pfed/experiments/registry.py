@@ -22,6 +22,7 @@ from learn2pfed.experiments.base import Config, Done, Experiment, Task
 from learn2pfed.experiments.layers import LayersExperiment
 from learn2pfed.experiments.panels import PanelsExperiment
 from learn2pfed.experiments.polynomial import PolynomialExperiment, QualityExperiment
+from learn2pfed.experiments.power import PowerExperiment
 
 Item = TypeVar("Item")
 Gift = TypeVar("Gift")
@@ -34,6 +35,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         LayersExperiment(),
         QualityExperiment(),
         PanelsExperiment(),
+        PowerExperiment(),
     )
 }
 

@@ -1,0 +1,476 @@
+"""Table III: electricity forecasting on real meters, with all clients, with some a round, and for newcomers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field
+from torch import Tensor
+
+from learn2pfed.algorithms.base import Outcome, Traffic
+from learn2pfed.algorithms.closed_form import local_only, one_for_all
+from learn2pfed.algorithms.learn2pfed import Learn2pFed
+from learn2pfed.algorithms.registry import BASELINES
+from learn2pfed.algorithms.rounds import Rounds
+from learn2pfed.data.electricity import load
+from learn2pfed.data.federated import FederatedData, Samples
+from learn2pfed.data.forecasting import Forecasting, chosen, every, forecasting, most_distinct
+from learn2pfed.data.loads import Loads
+from learn2pfed.engines.simulation import run_simulation
+from learn2pfed.errors import Learn2pFedError
+from learn2pfed.experiments.base import (
+    Column,
+    Config,
+    Done,
+    Experiment,
+    Task,
+    by_setting_and_metric,
+    over_clients,
+    rows_of,
+    timed,
+)
+from learn2pfed.experiments.comparing import OwnSettings, ProtocolConfig, every_method, fit
+from learn2pfed.models.modules import build
+from learn2pfed.models.network import Network
+from learn2pfed.results.records import Detail, Row, rounded
+from learn2pfed.search import Choice, Space, Span, search_space
+from learn2pfed.tasks import Regression
+from learn2pfed.unrolled.settings import Settings
+
+METHODS = tuple(name for name, method in BASELINES.items() if not method.only_classification)
+
+HISTORIES = {"3, one day": 1, "3, three days": 3, "3, one week": 7}
+"""Newcomers: days of rows that they learn from."""
+
+SCARCE = "scarce"
+SETTINGS = ("1", "2", SCARCE, *HISTORIES)
+
+LSTM, LINEAR = "LSTM", "linear"
+
+
+class BodySettings(Config):
+    """The LSTM under Learn2pFed's head."""
+
+    kind: Annotated[Literal["shared", "local"], Choice(("shared", "local"))] = Field(
+        "shared", description="trained by FedAvg, or by each client alone (only the head travels)"
+    )
+    lr: Annotated[float, Span(1e-3, 0.03)] = Field(0.003, gt=0, description="its step size")
+
+
+class PowerConfig(ProtocolConfig):
+    """What can be set; `lstm.` and `linear.` hold the baselines' own settings with either model."""
+
+    settings: tuple[str, ...] = Field(("1", "2", *HISTORIES), min_length=1, description=f"of {', '.join(SETTINGS)}")
+    source: str = Field("sample", description="setting 1: sample, ecl, ecl-20, households, or a file")
+    crowd: str = Field("sample", description="the other settings: likewise")
+    minutes: int = Field(60, ge=1, description="records are brought to this clock; setting scarce keeps the source's")
+    horizon: int = Field(1, ge=1, description="records ahead")
+    n_days: int = Field(7, ge=1, description="a day of lags, and the same hour of so many days")
+    n_distinct: int = Field(5, ge=1, description="clients of setting 1, the most distinct by t-SNE")
+    n_joining: int = Field(50, ge=1, description="clients a round in setting 2")
+    n_scarce: int = Field(50, ge=2, description="clients of setting scarce, drawn with the trial's seed")
+    scarce_rows: int = Field(672, ge=2, description="rows that each of them learns from, with a day of lags")
+    newcomers: float = Field(0.2, gt=0, lt=1, description="share of the clients that come later in setting 3")
+    hidden: int = Field(32, ge=1, description="units of the LSTM")
+    first_seed: int = Field(0, ge=0, description="of the first trial")
+    n_seeds: int = Field(5, ge=1, description="trials (--seeds)")
+    engine: Literal["simulation"] = Field("simulation", description="all clients at once")
+    algorithms: tuple[str, ...] = Field(
+        ("naive", "least-squares", "ridge", "global", *METHODS, "learn2pfed"),
+        min_length=1,
+        description="methods (--algorithms)",
+    )
+    learn2pfed: Settings = Settings(refit="exact", n_repeats=3)
+    crowd_epochs: int = Field(600, ge=0, description="epochs of Learn2pFed where only some clients take part in each")
+    body: BodySettings = BodySettings()
+    lstm: Annotated[OwnSettings, BeforeValidator(every_method(METHODS))] = Field({}, validate_default=True)
+    linear: Annotated[OwnSettings, BeforeValidator(every_method(METHODS))] = Field({}, validate_default=True)
+
+    @property
+    def seeds(self) -> range:
+        """The seeds, one a trial."""
+        return range(self.first_seed, self.first_seed + self.n_seeds)
+
+
+@cache
+def _loads(source: str, minutes: int | None) -> Loads:
+    found = load(source)
+    return found if minutes is None else every(found, minutes)
+
+
+class Study(NamedTuple):
+    """The data of one trial."""
+
+    rows: Forecasting
+    join: float  # share of the clients that take part in a round
+    newcomers: Forecasting | None = None  # who come after the others have learned
+    plane: NDArray[np.float64] | None = None  # t-SNE map of all meters
+    picked: tuple[int, ...] = ()  # the meters on it that take part
+
+
+TUNING_SEED = 500
+"""Draws the meters on which settings are tuned, where not all are."""
+
+TUNING_CLIENTS = 60
+"""Meters of setting 2 on which settings are tuned; as large a share of them takes part in a round."""
+
+
+def study_of(config: PowerConfig, setting: str, seed: int, tuning: bool = False) -> Study:
+    """The rows of a setting; to tune, without the last tenth of the records, and with fewer clients in setting 2."""
+    until = 0.9 if tuning else 1.0
+
+    def cut(loads: Loads, n_days: int = config.n_days, rows: int | None = None) -> Forecasting:
+        return forecasting(loads, config.horizon, n_days, until=until, rows=rows)
+
+    if setting == "1":
+        loads = _loads(config.source, config.minutes)
+        picked, plane = most_distinct(loads, config.n_distinct)
+        others = [i for i in range(len(loads.names)) if i not in picked]
+        apart = cut(chosen(loads, others)) if others else None
+        return Study(cut(chosen(loads, picked)), 1.0, apart, plane, picked)
+    if setting == SCARCE:
+        loads = _loads(config.crowd, None)
+        drawn = np.random.default_rng(seed).choice(len(loads.names), min(config.n_scarce, len(loads.names)), False)
+        return Study(cut(chosen(loads, drawn.tolist()), 1, config.scarce_rows), 1.0)
+    loads = _loads(config.crowd, config.minutes)
+    n_meters = len(loads.names)
+    join = min(1.0, config.n_joining / n_meters)
+    if setting == "2":
+        if tuning and n_meters > TUNING_CLIENTS:
+            drawn = np.random.default_rng(TUNING_SEED).choice(n_meters, TUNING_CLIENTS, replace=False)
+            loads, join = chosen(loads, drawn.tolist()), max(join, 1 / TUNING_CLIENTS)
+        return Study(cut(loads), join)
+    order = np.random.default_rng([seed, 1]).permutation(n_meters).tolist()
+    n_new = max(1, round(config.newcomers * n_meters))
+    if n_new >= n_meters:
+        raise Learn2pFedError(f"newcomers = {config.newcomers} of {n_meters} clients leaves nobody to learn from.")
+    per_day = 24 * 60 // loads.minutes
+    late = cut(chosen(loads, order[:n_new]), rows=HISTORIES[setting] * per_day)
+    return Study(cut(chosen(loads, order[n_new:])), join, late)
+
+
+def errors(models: Tensor, test: FederatedData) -> NDArray[np.float64]:
+    """Mean squared error of each client's linear model, (M,)."""
+    return _means(forecasts(models, test), test)
+
+
+def forecasts(models: Tensor, data: FederatedData) -> Tensor:
+    """x v_i of every row."""
+    return (data.X * models[data.owner]).sum(1)
+
+
+def _means(forecast: Tensor, test: FederatedData) -> NDArray[np.float64]:
+    sums = torch.zeros(len(test), dtype=torch.float64).index_add_(0, test.owner, (forecast - test.y).square())
+    return (sums / torch.tensor(test.sizes)).numpy()
+
+
+def ridge_alone(train: FederatedData) -> Tensor:
+    """Each client's own ridge regression, its penalty chosen by leave-one-out; (M, k), the constant not shrunk."""
+    from sklearn.linear_model import RidgeCV  # here, as it takes long to import
+
+    models = []
+    for client in train.clients:
+        fitted = RidgeCV(alphas=np.logspace(-3, 4, 15)).fit(client.X[:, 1:].numpy(), client.y.numpy())
+        models.append(torch.from_numpy(np.r_[fitted.intercept_, fitted.coef_]))
+    return torch.stack(models)
+
+
+class Made(NamedTuple):
+    """What a method gives on a study."""
+
+    mse: NDArray[np.float64]  # (M,), of those who are judged
+    outcome: Outcome
+    seconds: float
+    forecast: Tensor | None = None  # of the test rows
+    series: Mapping[str, Any] = {}  # for figures
+
+
+def _closed(fitted: Callable[[FederatedData], Tensor]) -> Callable[[PowerConfig, Study, int], Made]:
+    """A method whose models follow from the judged clients' own rows."""
+
+    def make(config: PowerConfig, study: Study, seed: int) -> Made:
+        rows = judged_rows(study)
+        models, seconds = timed(lambda: fitted(rows.train))
+        return Made(errors(models, rows.test), Outcome(models, models.mean(0), [], {}), seconds)
+
+    return make
+
+
+def judged_rows(study: Study) -> Forecasting:
+    """Of whom the errors are: in setting 3 the newcomers."""
+    return study.newcomers if study.newcomers is not None and study.plane is None else study.rows
+
+
+def naive(config: PowerConfig, study: Study, seed: int) -> Made:
+    """The same hour yesterday."""
+    rows = judged_rows(study)
+    models = (
+        torch.nn.functional.one_hot(torch.tensor(rows.day), rows.train.n_features).double().repeat(len(rows.train), 1)
+    )
+    return Made(errors(models, rows.test), Outcome(models, models[0], [], {}), 0.0)
+
+
+def together(config: PowerConfig, study: Study, seed: int) -> Made:
+    """One least-squares model for all; newcomers take it as it is."""
+    rows = judged_rows(study)
+    outcome, seconds = timed(lambda: one_for_all(study.rows.train))
+    models = outcome.global_model.expand(len(rows.train), -1)
+    return Made(errors(models, rows.test), replace(outcome, models=models), seconds)
+
+
+def follow(data: FederatedData, w: Tensor, lam: Tensor) -> Tensor:
+    """v_i = (X_iᵀX_i + Λ)⁻¹ (X_iᵀY_i + Λ w): what clients that took no part make of the others' w and Λ."""
+    models = [torch.linalg.solve(c.X.T @ c.X + torch.diag(lam), c.X.T @ c.y + lam * w) for c in data.clients]
+    return torch.stack(models)
+
+
+def head_settings(config: PowerConfig, study: Study, seed: int) -> Settings:
+    """Learn2pFed's settings for this study."""
+    some = {} if study.join == 1.0 else {"join": study.join, "n_epochs": config.crowd_epochs}
+    return config.learn2pfed.changed(seed=seed, **some)
+
+
+def learn2pfed_linear(config: PowerConfig, study: Study, seed: int) -> Made:
+    """Learn2pFed on the lags; clients that took no part follow w as far as Λ says."""
+    algorithm = Learn2pFed(head_settings(config, study, seed))
+    outcome, seconds = timed(lambda: run_simulation(algorithm, study.rows.train))
+    rows = judged_rows(study)
+    models = outcome.models
+    series: dict[str, Any] = {"lam": rounded(pull(study.rows.train, outcome.insight["lam"][0]).tolist())}
+    series["lags"] = list(study.rows.lags)
+    if study.newcomers is not None:
+        adapted = follow(study.newcomers.train, outcome.global_model, outcome.insight["lam"][0])
+        if rows is study.newcomers:
+            models = adapted
+        else:
+            series["apart"] = _weeks(
+                study.newcomers, (study.newcomers.test.X * adapted[study.newcomers.test.owner]).sum(1)
+            )
+    forecast = (rows.test.X * models[rows.test.owner]).sum(1)
+    return Made(_means(forecast, rows.test), replace(outcome, models=models), seconds, forecast, series)
+
+
+def pull(data: FederatedData, lam: Tensor) -> Tensor:
+    """Λ in units of a typical client's curvature."""
+    return lam / (data.X.square().sum(0) / len(data))
+
+
+def series_of(data: FederatedData) -> Samples:
+    """The lags in the order of time, as a network reads them."""
+    return Samples(data.names, data.X[:, 1:].flip(1).float(), data.y.float(), data.sizes)
+
+
+def network_of(config: PowerConfig, variant: str, n_lags: int, seed: int) -> Network:
+    """The LSTM, or a linear model."""
+    if variant == LSTM:
+        return build("lstm", (n_lags,), 1, seed, hidden=config.hidden)
+    return build("linear", (n_lags,), 1, seed)
+
+
+def algorithm_of(config: PowerConfig, name: str, variant: str, seed: int, study: Study) -> Rounds:
+    """A baseline with either model, in the protocol of the study's setting."""
+    own = (config.lstm if variant == LSTM else config.linear)[name]
+    protocol = config.model_copy(update={"join": study.join})
+    network = network_of(config, variant, len(study.rows.lags), seed)
+    return protocol.algorithm(name, own, seed, network, Regression(), study.rows.train.sizes[0])
+
+
+def learn2pfed_on_body(config: PowerConfig, study: Study, seed: int) -> Made:
+    """Learn2pFed on the lags and on what an LSTM makes of them, the LSTM trained together or by each client alone."""
+    train, test = series_of(study.rows.train), series_of(study.rows.test)
+    name = "fedavg" if config.body.kind == "shared" else "local-only"
+    chosen_rate = config.model_copy(update={"lstm": config.lstm | {name: config.lstm[name] | {"lr": config.body.lr}}})
+    algorithm = algorithm_of(chosen_rate, name, LSTM, seed, study)
+    body = fit(algorithm, config.engine, train, test)
+    network = algorithm.network
+
+    def with_features(data: FederatedData, rows: Samples) -> FederatedData:
+        found = [
+            network.in_parts(network.features, body.outcome.models[i], client.X)
+            for i, client in enumerate(rows.clients)
+        ]
+        X = torch.cat([data.X, torch.cat(found).double()], 1)
+        units = tuple(f"unit {j + 1}" for j in range(config.hidden))
+        return FederatedData(data.names, X, data.y, data.sizes, (*data.features, *units))
+
+    learned, judged = with_features(study.rows.train, train), with_features(study.rows.test, test)
+    head = Learn2pFed(head_settings(config, study, seed))
+    outcome, seconds = timed(lambda: run_simulation(head, learned))
+    both: Traffic = outcome.traffic + body.outcome.traffic
+    forecast = forecasts(outcome.models, judged)
+    lam = pull(learned, outcome.insight["lam"][0])
+    series = {"lam": rounded(lam.tolist()), "lags": list(study.rows.lags)}
+    return Made(_means(forecast, judged), replace(outcome, traffic=both), seconds + body.seconds, forecast, series)
+
+
+SOLVERS: dict[str, Callable[[PowerConfig, Study, int], Made]] = {
+    "naive": naive,
+    "least-squares": _closed(lambda data: local_only(data).models),
+    "ridge": _closed(ridge_alone),
+    "global": together,
+}
+"""What needs no rounds."""
+
+TITLES = {
+    "naive": "Same hour yesterday",
+    "least-squares": "Least squares, alone",
+    "ridge": "Ridge, alone",
+    "global": "Least squares, together",
+    **{name: BASELINES[name].title for name in METHODS},
+    "learn2pfed": "Learn2pFed",
+}
+"""In the order of the table."""
+
+POINTS = 6
+"""Rounds after which the first trial is looked at."""
+
+
+class PowerExperiment(Experiment):
+    """Table III."""
+
+    name = "power"
+    title = "Electricity forecasting"
+    about = (
+        "The next record of real meters from the day before and from the same hour of the days of a week, each meter "
+        "in units of its own training part, cut 9:1 in time. Setting 1: the five most distinct meters, all take part. "
+        "Setting 2: all meters, some of them a round. Setting 3: newcomers with one day, three days, one week of rows "
+        "to learn from (the lags of these rows reach a week further back), after the others have learned; they follow "
+        "the others' model as far as the learned participation says. Scarce: a week of rows at the source's own clock. "
+        "Every baseline runs with the paper's LSTM on the lags in their order, and with a linear model on the same "
+        "lags; Learn2pFed on the lags, and as the head on the lags and on an LSTM's features. Errors are of all "
+        "clients, after the last round, in the standardised unit."
+    )
+    config_class = PowerConfig
+    presets = {  # noqa: RUF012
+        "quick": {"n_rounds": 20, "batch_size": 128, "n_joining": 5},
+        "households": {
+            "n_rounds": 20,
+            "batch_size": 128,
+            "crowd": "households",
+            "settings": ("1", "2", SCARCE, *HISTORIES),
+        },
+        "paper": {"n_rounds": 500, "source": "ecl", "crowd": "ecl", "minutes": 15},
+    }
+
+    def variants(self, config: Mapping[str, Any]) -> tuple[str, ...]:
+        """The LSTM, and the linear model."""
+        return LSTM, LINEAR
+
+    def tasks(self, config: PowerConfig) -> list[Task]:
+        """Method by method, quickest first."""
+        unknown = [name for name in config.algorithms if name not in TITLES]
+        if unknown and unknown[0] in BASELINES:
+            raise Learn2pFedError(
+                f"algorithms: {unknown[0]} needs classes to predict, and here are numbers: leave it out."
+            )
+        if unknown:
+            raise Learn2pFedError(f"algorithms: unknown {unknown[0]!r}; there are {', '.join(TITLES)}.")
+        strange = [setting for setting in config.settings if setting not in SETTINGS]
+        if strange:
+            raise Learn2pFedError(f"settings: unknown {strange[0]!r}; there are {', '.join(SETTINGS)}.")
+        for setting in config.settings:  # refuses what can't be, before anything runs
+            study_of(config, setting, config.first_seed)
+        return [
+            Task(setting, title, seed)
+            for title, name, variant in self._rows(config)
+            for setting in config.settings
+            for seed in config.seeds
+            if (variant == LINEAR and name == "learn2pfed") or not variant or setting in ("1", "2")
+            if not (setting in ("1", "2") and name == "ridge")
+        ]
+
+    def _rows(self, config: PowerConfig) -> list[tuple[str, str, str]]:
+        """Title, method and variant, in the order in which they run."""
+        quick = [(TITLES[name], name, "") for name in SOLVERS if name in config.algorithms]
+        slow = [name for name in ("learn2pfed", *METHODS) if name in config.algorithms]
+        return quick + [(f"{TITLES[name]}, {variant}", name, variant) for variant in (LINEAR, LSTM) for name in slow]
+
+    def run(self, config: PowerConfig, task: Task) -> Done:
+        """Fit and judge on the last tenth."""
+        _, name, variant = next(row for row in self._rows(config) if row[0] == task.algorithm)
+        study = study_of(config, task.setting, task.seed)
+        made = self.made(config, name, variant, study, task.seed, first=task.seed == config.first_seed)
+        rows = judged_rows(study)
+        rmse = np.sqrt(made.mse)
+        measured = over_clients("RMSE", rmse, rows.test.sizes, larger_is_better=False)
+        if rows.unit is not None:
+            measured[f"RMSE in {rows.unit}"] = float((rmse * rows.scale).mean())
+        if study.join < 1 and "joined" in made.outcome.insight:
+            measured["clients that never took part"] = float((made.outcome.insight["joined"] == 0).sum())
+        series = dict(made.series)
+        if task.seed == config.first_seed:
+            series["errors"] = rounded(rmse.tolist())
+            if made.forecast is not None and study.plane is not None:
+                series["weeks"] = _weeks(rows, made.forecast)
+                series |= {"plane": rounded(study.plane.tolist()), "picked": list(study.picked)}
+        detail = Detail(**task._asdict(), series=series) if series else None
+        return Done(rows_of(task, made.outcome, made.seconds, measured), detail)
+
+    def made(self, config: PowerConfig, name: str, variant: str, study: Study, seed: int, first: bool = False) -> Made:
+        """What a method gives on a study."""
+        if name in SOLVERS:
+            return SOLVERS[name](config, study, seed)
+        if name == "learn2pfed":
+            return (learn2pfed_on_body if variant == LSTM else learn2pfed_linear)(config, study, seed)
+        algorithm = algorithm_of(config, name, variant, seed, study)
+        at = np.linspace(1, config.n_rounds, POINTS).round().astype(int).tolist() if first else ()
+        fitted = fit(algorithm, config.engine, series_of(study.rows.train), series_of(study.rows.test), at)
+        seen = {"rounds": list(fitted.curve), "curve": rounded(list(fitted.curve.values()))} if fitted.curve else {}
+        return Made(fitted.marks, fitted.outcome, fitted.seconds, None, seen)
+
+    def tunable(self, config: PowerConfig) -> dict[str, Space]:
+        """Learn2pFed, the LSTM under its head, and every baseline with either model."""
+        spaces: dict[str, Space] = {}
+        if "learn2pfed" in config.algorithms:
+            spaces = {"learn2pfed": search_space(Settings), "body": search_space(BodySettings)}
+        for group in ("linear", "lstm"):
+            for name in METHODS:
+                if name in config.algorithms:
+                    spaces[f"{group}.{name}"] = search_space(BASELINES[name].settings_class)
+        return spaces
+
+    def validate(self, config: PowerConfig, key: str) -> float:
+        """log RMSE on the last tenth of the training records, averaged over settings 1 and 2."""
+        group, _, name = key.partition(".")
+        name, variant = {"learn2pfed": ("learn2pfed", LINEAR), "body": ("learn2pfed", LSTM)}.get(
+            group, (name, LSTM if group == "lstm" else LINEAR)
+        )
+        found = []
+        for setting in ("1", "2"):
+            if setting in config.settings:
+                study = study_of(config, setting, TUNING_SEED, tuning=True)
+                found.append(np.log(np.sqrt(self.made(config, name, variant, study, TUNING_SEED).mse).mean()))
+        return float(np.mean(found))
+
+    def rank(self, algorithm: str) -> float:
+        """In the order of the titles."""
+        places = {title: place for place, title in enumerate(TITLES.values())}
+        return places.get(algorithm, places.get(algorithm.rpartition(", ")[0], len(places)))
+
+    def columns(self, rows: Sequence[Row]) -> list[Column]:
+        """Each metric over the settings."""
+        return by_setting_and_metric(rows)
+
+
+def _weeks(rows: Forecasting, forecast: Tensor) -> list[dict[str, Any]]:
+    """Truth and forecast of the last week, of up to three clients."""
+    found = []
+    for i, (client, own) in enumerate(
+        zip(rows.test.clients, torch.split(forecast, list(rows.test.sizes)), strict=True)
+    ):
+        if i < 3:
+            last = slice(-7 * 24, None)
+            found.append(
+                {
+                    "name": client.name,
+                    "truth": rounded(client.y[last].tolist()),
+                    "forecast": rounded(own[last].tolist()),
+                }
+            )
+    return found
