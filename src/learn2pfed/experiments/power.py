@@ -45,7 +45,7 @@ from learn2pfed.unrolled.settings import Settings
 
 METHODS = tuple(name for name, method in BASELINES.items() if not method.only_classification)
 
-HISTORIES = {"3, one day": 1, "3, three days": 3, "3, one week": 7}
+HISTORIES = {"3: one day": 1, "3: three days": 3, "3: one week": 7}
 """Newcomers: days of rows that they learn from."""
 
 SCARCE = "scarce"
@@ -66,7 +66,9 @@ class BodySettings(Config):
 class PowerConfig(ProtocolConfig):
     """What can be set; `lstm.` and `linear.` hold the baselines' own settings with either model."""
 
-    settings: tuple[str, ...] = Field(("1", "2", *HISTORIES), min_length=1, description=f"of {', '.join(SETTINGS)}")
+    settings: tuple[Annotated[str, Field(coerce_numbers_to_str=True)], ...] = Field(
+        ("1", "2", *HISTORIES), min_length=1, description=f"of {', '.join(SETTINGS)}"
+    )
     source: str = Field("sample", description="setting 1: sample, ecl, ecl-20, households, or a file")
     crowd: str = Field("sample", description="the other settings: likewise")
     minutes: int = Field(60, ge=1, description="records are brought to this clock; setting scarce keeps the source's")
