@@ -212,9 +212,8 @@ def judged_rows(study: Study) -> Forecasting:
 def naive(config: PowerConfig, study: Study, seed: int) -> Made:
     """The same hour yesterday."""
     rows = judged_rows(study)
-    models = (
-        torch.nn.functional.one_hot(torch.tensor(rows.day), rows.train.n_features).double().repeat(len(rows.train), 1)
-    )
+    yesterday = torch.nn.functional.one_hot(torch.tensor(rows.day), rows.train.n_features).double()
+    models = yesterday.repeat(len(rows.train), 1)
     return Made(errors(models, rows.test), Outcome(models, models[0], [], {}), 0.0)
 
 
@@ -251,10 +250,8 @@ def learn2pfed_linear(config: PowerConfig, study: Study, seed: int) -> Made:
         if rows is study.newcomers:
             models = adapted
         else:
-            series["apart"] = _weeks(
-                study.newcomers, (study.newcomers.test.X * adapted[study.newcomers.test.owner]).sum(1)
-            )
-    forecast = (rows.test.X * models[rows.test.owner]).sum(1)
+            series["apart"] = _weeks(study.newcomers, forecasts(adapted, study.newcomers.test))
+    forecast = forecasts(models, rows.test)
     return Made(_means(forecast, rows.test), replace(outcome, models=models), seconds, forecast, series)
 
 

@@ -236,6 +236,86 @@ def rounds_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
     return Figure("rounds", "Baselines by round, first trial", caption, tuple(panels)) if panels else None
 
 
+def plane_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
+    """Setting 1: where the chosen meters lie among all."""
+    detail = _find(details, "Learn2pFed, linear", "1", "plane")
+    if detail is None:
+        return None
+    plane, picked = np.array(detail.series["plane"]), detail.series["picked"]
+    others = [i for i in range(len(plane)) if i not in picked]
+    series = tuple(
+        Series(name, plane[chosen, 0].tolist(), plane[chosen, 1].tolist(), "dots", colour)
+        for name, chosen, colour in (("other meters", others, "#999999"), ("take part", picked, COLOURS[1]))
+    )
+    caption = "Meters with average weeks alike lie near each other (t-SNE); those of setting 1 lie farthest apart."
+    return Figure("map", "The most distinct meters", caption, (Panel("", series, "", ""),), 1)
+
+
+def forecasts_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
+    """The last week, of meters that took part and of meters that did not."""
+    panels: list[Panel] = []
+    for key, who in (("weeks", "took part"), ("apart", "took no part")):
+        detail = _find(details, "Learn2pFed, linear", "1", key)
+        for week in detail.series[key] if detail is not None else ():
+            hours = list(range(1, len(week["truth"]) + 1))
+            curves = (
+                Series("truth", hours, week["truth"], "line", "#222222", legend=not panels),
+                Series("forecast", hours, week["forecast"], "line", COLOURS[0], legend=not panels),
+            )
+            panels.append(Panel(f"{week['name']}, {who}", curves, "record of the last week", "standardised load"))
+    caption = (
+        "One record ahead. Meters that took no part follow the others' model as far as the learned participation says, "
+        "with what they have of their own."
+    )
+    return Figure("forecasts", "Forecasts over a week, Learn2pFed", caption, tuple(panels)) if panels else None
+
+
+def lags_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
+    """How far the coefficient of each lag follows the others."""
+    panels = []
+    for setting in _settings(details):
+        detail = _find(details, "Learn2pFed, linear", setting, "lam")
+        if detail is None or len(detail.series["lam"]) != 1 + len(detail.series["lags"]):
+            continue
+        lags, lam = detail.series["lags"], detail.series["lam"][1:]
+        series = Series("Λ", lags, lam, "marks", COLOURS[0], legend=False)
+        panels.append(Panel(f"setting {setting}", (series,), "lag", "Λ / typical curvature", log_y=True))
+    caption = "A small Λ: each meter has a coefficient of its own for this lag. A large one: all have nearly the same."
+    return Figure("lags", "Learned participation by lag", caption, tuple(panels)) if panels else None
+
+
+def clients_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
+    """Every client's error, by method."""
+    panels = []
+    names = (
+        "Learn2pFed, linear",
+        "Learn2pFed, LSTM",
+        "Least squares, alone",
+        "Least squares, together",
+        "FedAvg, LSTM",
+    )
+    for setting in _settings(details):
+        found = [(name, _find(details, name, setting, "errors")) for name in names]
+        order_of = next((detail for _, detail in found if detail is not None), None)
+        if order_of is None:
+            continue
+        places = np.argsort(order_of.series["errors"])
+        series = tuple(
+            Series(
+                name,
+                list(range(1, len(places) + 1)),
+                np.array(detail.series["errors"])[places].tolist(),
+                "dots" if place else "line",
+                COLOURS[place],
+            )
+            for place, (name, detail) in enumerate(found)
+            if detail is not None
+        )
+        panels.append(Panel(f"setting {setting}", series, "client, by our error", "RMSE"))
+    caption = "Clients in the order of their error with Learn2pFed: a dot above the line is one that we serve better."
+    return Figure("clients", "Error of every client, first trial", caption, tuple(panels)) if panels else None
+
+
 Maker = Callable[[Results, Sequence[Detail]], Figure | None]
 
 MAKERS: dict[str, tuple[Maker, ...]] = {
@@ -243,4 +323,5 @@ MAKERS: dict[str, tuple[Maker, ...]] = {
     "quality": (lambda_figure,),
     "panels": (panels_figure,),
     "layers": (depth_figure, lagrangian_figure),
+    "power": (methods_figure, forecasts_figure, lags_figure, clients_figure, plane_figure, rounds_figure),
 }
