@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from learn2pfed.data.federated import ClientData, FederatedData
+from learn2pfed.data.federated import ClientData, FederatedData, Streamed
 
 Message = dict[str, Tensor]
 """What travels: named tensors, nothing else."""
@@ -158,5 +158,5 @@ class Fused(ABC):
     """An algorithm that has a way of its own to compute all clients at once."""
 
     @abstractmethod
-    def fused(self, data: FederatedData, progress: Progress | None) -> Outcome:
+    def fused(self, data: FederatedData | Streamed, progress: Progress | None) -> Outcome:
         """The same computation for all clients at once, without messages; `talks` says what would have travelled."""

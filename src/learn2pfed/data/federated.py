@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -141,6 +141,23 @@ class Samples:
         """Each client's rows."""
         parts = zip(self.names, *(torch.split(rows, list(self.sizes)) for rows in (self.X, self.y)), strict=True)
         return tuple(ClientData(*part) for part in parts)
+
+
+class Streamed(Protocol):
+    """Rows that are made when they are needed, a few clients at a time, since all of them would fill the memory."""
+
+    def __len__(self) -> int:
+        """M."""
+
+    @property
+    def n_features(self) -> int:
+        """k."""
+
+    def parts(self) -> Iterator[Sequence[int]]:
+        """All clients, so few at a time that their rows fit."""
+
+    def subset(self, chosen: Sequence[int]) -> FederatedData:
+        """The rows of some of the clients."""
 
 
 @dataclass(frozen=True)

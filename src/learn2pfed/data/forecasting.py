@@ -7,8 +7,9 @@ meter come from the records of its training part alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -57,17 +58,66 @@ def chosen(loads: Loads, clients: Sequence[int]) -> Loads:
     return replace(loads, names=names, values=loads.values[list(clients)])
 
 
+PART = 2**25
+"""Numbers in the rows that are made at once."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Rows of standardised curves, made when they are needed; feature 0 is the constant 1, the others are the lags."""
+
+    names: tuple[str, ...]
+    curves: NDArray[np.float32]  # (M, T)
+    lags: tuple[int, ...]
+    times: NDArray[np.int64]  # (n,) of the targets, the same for all
+
+    def __len__(self) -> int:
+        """M."""
+        return len(self.names)
+
+    @property
+    def n_features(self) -> int:
+        """k."""
+        return 1 + len(self.lags)
+
+    def parts(self) -> Iterator[Sequence[int]]:
+        """All clients, a few at a time."""
+        most = max(1, PART // (len(self.times) * self.n_features))
+        for start in range(0, len(self), most):
+            yield range(start, min(start + most, len(self)))
+
+    def subset(self, chosen: Sequence[int]) -> FederatedData:
+        """The rows of some of the clients."""
+        curves = torch.from_numpy(self.curves[list(chosen)]).double()
+        at = torch.from_numpy(self.times)
+        X = torch.ones(len(chosen), len(at), self.n_features, dtype=torch.float64)
+        for place, lag in enumerate(self.lags):
+            X[:, :, 1 + place] = curves[:, at - lag]
+        names = tuple(self.names[i] for i in chosen)
+        features = ("1", *(f"lag {lag}" for lag in self.lags))
+        sizes = (len(at),) * len(chosen)
+        return FederatedData(names, X.flatten(0, 1), curves[:, at].flatten(), sizes, features)
+
+    @cached_property
+    def all(self) -> FederatedData:
+        """The rows of all clients."""
+        return self.subset(range(len(self)))
+
+
 @dataclass(frozen=True)
 class Forecasting:
-    """Rows in standardised units; feature 0 is the constant 1, the others are the lags, the latest first."""
+    """What clients learn from and what they are tested on, in standardised units."""
 
-    train: FederatedData
-    test: FederatedData
-    lags: tuple[int, ...]
+    train: Windows
+    test: Windows
     mean: NDArray[np.float64]  # (M,), of each meter's training records
     scale: NDArray[np.float64]  # (M,), their standard deviation
     unit: str | None
-    times: NDArray[np.int64]  # of the targets of a meter's test rows, the same for all
+
+    @property
+    def lags(self) -> tuple[int, ...]:
+        """How many records before the target each feature lies, the latest first."""
+        return self.train.lags
 
     @property
     def day(self) -> int:
@@ -116,16 +166,9 @@ def forecasting(
         raise Learn2pFedError(
             f"meter {loads.names[still[0]]!r} never changes in its training part ({len(still)} such): leave it out."
         )
-    curves = (loads.values[:, :n_records].astype(np.float64) - mean[:, None]) / scale[:, None]
-    names = ("1", *(f"lag {lag}" for lag in lags))
-
-    def data(at: NDArray[np.int64]) -> FederatedData:
-        X = np.concatenate([np.ones((len(curves), len(at), 1)), curves[:, at[:, None] - np.array(lags)]], 2)
-        y = curves[:, at]
-        flat = torch.from_numpy(X).flatten(0, 1), torch.from_numpy(y).flatten()
-        return FederatedData(loads.names, *flat, (len(at),) * len(curves), names)
-
-    return Forecasting(data(train_times), data(test_times), lags, mean, scale, loads.unit, test_times)
+    curves = ((loads.values[:, :n_records] - mean[:, None]) / scale[:, None]).astype(np.float32)
+    train, test = (Windows(loads.names, curves, lags, times) for times in (train_times, test_times))
+    return Forecasting(train, test, mean, scale, loads.unit)
 
 
 def _times(stretches: Sequence[int], n_records: int, reach: int) -> NDArray[np.int64]:

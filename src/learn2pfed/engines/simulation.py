@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from learn2pfed.algorithms.base import Fused, Outcome, Progress, Talk, Traffic
-from learn2pfed.data.federated import FederatedData
+from learn2pfed.data.federated import FederatedData, Streamed
 from learn2pfed.engines.messages import size
 
 
-def run_simulation(algorithm: Fused, data: FederatedData, progress: Progress | None = None) -> Outcome:
+def run_simulation(algorithm: Fused, data: FederatedData | Streamed, progress: Progress | None = None) -> Outcome:
     """The algorithm's fused computation, with the bytes that the conversation would have cost."""
     outcome = algorithm.fused(data, progress)
     return replace(outcome, traffic=traffic_of(outcome.talks))

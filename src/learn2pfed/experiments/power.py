@@ -20,7 +20,7 @@ from learn2pfed.algorithms.registry import BASELINES
 from learn2pfed.algorithms.rounds import Rounds
 from learn2pfed.data.electricity import load
 from learn2pfed.data.federated import FederatedData, Samples
-from learn2pfed.data.forecasting import Forecasting, chosen, every, forecasting, most_distinct
+from learn2pfed.data.forecasting import Forecasting, Windows, chosen, every, forecasting, most_distinct
 from learn2pfed.data.loads import Loads
 from learn2pfed.engines.simulation import run_simulation
 from learn2pfed.errors import Learn2pFedError
@@ -57,8 +57,8 @@ LSTM, LINEAR = "LSTM", "linear"
 class BodySettings(Config):
     """The LSTM under Learn2pFed's head."""
 
-    kind: Annotated[Literal["shared", "local"], Choice(("shared", "local"))] = Field(
-        "shared", description="trained by FedAvg, or by each client alone (only the head travels)"
+    kind: Annotated[Literal["shared", "fine-tuned", "local"], Choice(("shared", "fine-tuned", "local"))] = Field(
+        "shared", description="trained by FedAvg, that and fine-tuned, or by each client alone (only the head travels)"
     )
     lr: Annotated[float, Span(1e-3, 0.03)] = Field(0.003, gt=0, description="its step size")
 
@@ -157,19 +157,10 @@ def study_of(config: PowerConfig, setting: str, seed: int, tuning: bool = False)
     return Study(cut(chosen(loads, order[n_new:])), join, late)
 
 
-def errors(models: Tensor, test: FederatedData) -> NDArray[np.float64]:
+def errors(models: Tensor, test: Windows) -> NDArray[np.float64]:
     """Mean squared error of each client's linear model, (M,)."""
-    return _means(forecasts(models, test), test)
-
-
-def forecasts(models: Tensor, data: FederatedData) -> Tensor:
-    """x v_i of every row."""
-    return (data.X * models[data.owner]).sum(1)
-
-
-def _means(forecast: Tensor, test: FederatedData) -> NDArray[np.float64]:
-    sums = torch.zeros(len(test), dtype=torch.float64).index_add_(0, test.owner, (forecast - test.y).square())
-    return (sums / torch.tensor(test.sizes)).numpy()
+    clients = ((i, test.subset([i])) for i in range(len(test)))
+    return np.array([float((rows.X @ models[i] - rows.y).square().mean()) for i, rows in clients])
 
 
 def ridge_alone(train: FederatedData) -> Tensor:
@@ -189,7 +180,6 @@ class Made(NamedTuple):
     mse: NDArray[np.float64]  # (M,), of those who are judged
     outcome: Outcome
     seconds: float
-    forecast: Tensor | None = None  # of the test rows
     series: Mapping[str, Any] = {}  # for figures
 
 
@@ -198,7 +188,7 @@ def _closed(fitted: Callable[[FederatedData], Tensor]) -> Callable[[PowerConfig,
 
     def make(config: PowerConfig, study: Study, seed: int) -> Made:
         rows = judged_rows(study)
-        models, seconds = timed(lambda: fitted(rows.train))
+        models, seconds = timed(lambda: fitted(rows.train.all))
         return Made(errors(models, rows.test), Outcome(models, models.mean(0), [], {}), seconds)
 
     return make
@@ -220,14 +210,15 @@ def naive(config: PowerConfig, study: Study, seed: int) -> Made:
 def together(config: PowerConfig, study: Study, seed: int) -> Made:
     """One least-squares model for all; newcomers take it as it is."""
     rows = judged_rows(study)
-    outcome, seconds = timed(lambda: one_for_all(study.rows.train))
+    outcome, seconds = timed(lambda: one_for_all(study.rows.train.all))
     models = outcome.global_model.expand(len(rows.train), -1)
     return Made(errors(models, rows.test), replace(outcome, models=models), seconds)
 
 
-def follow(data: FederatedData, w: Tensor, lam: Tensor) -> Tensor:
+def follow(data: Windows, w: Tensor, lam: Tensor) -> Tensor:
     """v_i = (X_iᵀX_i + Λ)⁻¹ (X_iᵀY_i + Λ w): what clients that took no part make of the others' w and Λ."""
-    models = [torch.linalg.solve(c.X.T @ c.X + torch.diag(lam), c.X.T @ c.y + lam * w) for c in data.clients]
+    clients = (data.subset([i]) for i in range(len(data)))
+    models = [torch.linalg.solve(c.X.T @ c.X + torch.diag(lam), c.X.T @ c.y + lam * w) for c in clients]
     return torch.stack(models)
 
 
@@ -243,25 +234,29 @@ def learn2pfed_linear(config: PowerConfig, study: Study, seed: int) -> Made:
     outcome, seconds = timed(lambda: run_simulation(algorithm, study.rows.train))
     rows = judged_rows(study)
     models = outcome.models
-    series: dict[str, Any] = {"lam": rounded(pull(study.rows.train, outcome.insight["lam"][0]).tolist())}
+    some = study.rows.train.subset(next(iter(study.rows.train.parts())))
+    series: dict[str, Any] = {"lam": rounded(pull(some, outcome.insight["lam"][0]).tolist())}
     series["lags"] = list(study.rows.lags)
     if study.newcomers is not None:
         adapted = follow(study.newcomers.train, outcome.global_model, outcome.insight["lam"][0])
         if rows is study.newcomers:
             models = adapted
         else:
-            series["apart"] = _weeks(study.newcomers, forecasts(adapted, study.newcomers.test))
-    forecast = forecasts(models, rows.test)
-    return Made(_means(forecast, rows.test), replace(outcome, models=models), seconds, forecast, series)
+            series["apart"] = _weeks(study.newcomers.test, adapted)
+    if study.plane is not None:
+        series |= {"weeks": _weeks(rows.test, models), "plane": rounded(study.plane.tolist())}
+        series["picked"] = list(study.picked)
+    return Made(errors(models, rows.test), replace(outcome, models=models), seconds, series)
 
 
 def pull(data: FederatedData, lam: Tensor) -> Tensor:
-    """Λ in units of a typical client's curvature."""
+    """Λ in units of these clients' typical curvature."""
     return lam / (data.X.square().sum(0) / len(data))
 
 
-def series_of(data: FederatedData) -> Samples:
+def series_of(rows: Windows) -> Samples:
     """The lags in the order of time, as a network reads them."""
+    data = rows.all
     return Samples(data.names, data.X[:, 1:].flip(1).float(), data.y.float(), data.sizes)
 
 
@@ -277,13 +272,13 @@ def algorithm_of(config: PowerConfig, name: str, variant: str, seed: int, study:
     own = (config.lstm if variant == LSTM else config.linear)[name]
     protocol = config.model_copy(update={"join": study.join})
     network = network_of(config, variant, len(study.rows.lags), seed)
-    return protocol.algorithm(name, own, seed, network, Regression(), study.rows.train.sizes[0])
+    return protocol.algorithm(name, own, seed, network, Regression(), len(study.rows.train.times))
 
 
 def learn2pfed_on_body(config: PowerConfig, study: Study, seed: int) -> Made:
     """Learn2pFed on the lags and on what an LSTM makes of them, the LSTM trained together or by each client alone."""
     train, test = series_of(study.rows.train), series_of(study.rows.test)
-    name = "fedavg" if config.body.kind == "shared" else "local-only"
+    name = {"shared": "fedavg", "fine-tuned": "fedavg-ft", "local": "local-only"}[config.body.kind]
     chosen_rate = config.model_copy(update={"lstm": config.lstm | {name: config.lstm[name] | {"lr": config.body.lr}}})
     algorithm = algorithm_of(chosen_rate, name, LSTM, seed, study)
     body = fit(algorithm, config.engine, train, test)
@@ -298,14 +293,15 @@ def learn2pfed_on_body(config: PowerConfig, study: Study, seed: int) -> Made:
         units = tuple(f"unit {j + 1}" for j in range(config.hidden))
         return FederatedData(data.names, X, data.y, data.sizes, (*data.features, *units))
 
-    learned, judged = with_features(study.rows.train, train), with_features(study.rows.test, test)
+    learned, judged = with_features(study.rows.train.all, train), with_features(study.rows.test.all, test)
     head = Learn2pFed(head_settings(config, study, seed))
     outcome, seconds = timed(lambda: run_simulation(head, learned))
     both: Traffic = outcome.traffic + body.outcome.traffic
-    forecast = forecasts(outcome.models, judged)
+    gaps = ((judged.X * outcome.models[judged.owner]).sum(1) - judged.y).square()
+    mse = gaps.view(len(judged), -1).mean(1).numpy()
     lam = pull(learned, outcome.insight["lam"][0])
     series = {"lam": rounded(lam.tolist()), "lags": list(study.rows.lags)}
-    return Made(_means(forecast, judged), replace(outcome, traffic=both), seconds + body.seconds, forecast, series)
+    return Made(mse, replace(outcome, traffic=both), seconds + body.seconds, series)
 
 
 SOLVERS: dict[str, Callable[[PowerConfig, Study, int], Made]] = {
@@ -397,7 +393,7 @@ class PowerExperiment(Experiment):
         made = self.made(config, name, variant, study, task.seed, first=task.seed == config.first_seed)
         rows = judged_rows(study)
         rmse = np.sqrt(made.mse)
-        measured = over_clients("RMSE", rmse, rows.test.sizes, larger_is_better=False)
+        measured = over_clients("RMSE", rmse, [len(rows.test.times)] * len(rmse), larger_is_better=False)
         if rows.unit is not None:
             measured[f"RMSE in {rows.unit}"] = float((rmse * rows.scale).mean())
         if study.join < 1 and "joined" in made.outcome.insight:
@@ -405,9 +401,6 @@ class PowerExperiment(Experiment):
         series = dict(made.series)
         if task.seed == config.first_seed:
             series["errors"] = rounded(rmse.tolist())
-            if made.forecast is not None and study.plane is not None:
-                series["weeks"] = _weeks(rows, made.forecast)
-                series |= {"plane": rounded(study.plane.tolist()), "picked": list(study.picked)}
         detail = Detail(**task._asdict(), series=series) if series else None
         return Done(rows_of(task, made.outcome, made.seconds, measured), detail)
 
@@ -421,7 +414,7 @@ class PowerExperiment(Experiment):
         at = np.linspace(1, config.n_rounds, POINTS).round().astype(int).tolist() if first else ()
         fitted = fit(algorithm, config.engine, series_of(study.rows.train), series_of(study.rows.test), at)
         seen = {"rounds": list(fitted.curve), "curve": rounded(list(fitted.curve.values()))} if fitted.curve else {}
-        return Made(fitted.marks, fitted.outcome, fitted.seconds, None, seen)
+        return Made(fitted.marks, fitted.outcome, fitted.seconds, seen)
 
     def tunable(self, config: PowerConfig) -> dict[str, Space]:
         """Learn2pFed, the LSTM under its head, and every baseline with either model."""
@@ -457,19 +450,12 @@ class PowerExperiment(Experiment):
         return by_setting_and_metric(rows)
 
 
-def _weeks(rows: Forecasting, forecast: Tensor) -> list[dict[str, Any]]:
+def _weeks(test: Windows, models: Tensor) -> list[dict[str, Any]]:
     """Truth and forecast of the last week, of up to three clients."""
     found = []
-    for i, (client, own) in enumerate(
-        zip(rows.test.clients, torch.split(forecast, list(rows.test.sizes)), strict=True)
-    ):
-        if i < 3:
-            last = slice(-7 * 24, None)
-            found.append(
-                {
-                    "name": client.name,
-                    "truth": rounded(client.y[last].tolist()),
-                    "forecast": rounded(own[last].tolist()),
-                }
-            )
+    for i in range(min(3, len(test))):
+        client = test.subset([i])
+        last = slice(-7 * 24, None)
+        truth, forecast = client.y[last], (client.X[last] @ models[i])
+        found.append({"name": test.names[i], "truth": rounded(truth.tolist()), "forecast": rounded(forecast.tolist())})
     return found

@@ -76,6 +76,9 @@ class Family(Protocol[L_co]):
     def loss(self, data: FederatedData, weight: Tensor) -> L_co:
         """F_i over rows that count `weight` times, (S, N)."""
 
+    def join(self, parts: Sequence[Any]) -> L_co:
+        """The losses of some clients and of others, side by side."""
+
     def by_parameter(self, by_feature: Tensor) -> Tensor:
         """A value per feature, (..., k), as one per parameter, (..., P)."""
 
@@ -227,6 +230,10 @@ class Squared:
     def loss(self, data: FederatedData, weight: Tensor) -> SquaredLoss:
         """Statistics, once."""
         return SquaredLoss.of_data(data, weight)
+
+    def join(self, parts: Sequence[SquaredLoss]) -> SquaredLoss:
+        """Side by side."""
+        return SquaredLoss(*(torch.cat([getattr(part, name) for part in parts], 1) for name in ("A", "b", "c", "n")))
 
     def by_parameter(self, by_feature: Tensor) -> Tensor:
         """As it is."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from learn2pfed.data.federated import FederatedData
-from learn2pfed.errors import DivergenceError
+from learn2pfed.errors import DivergenceError, Learn2pFedError
 from learn2pfed.unrolled import losses
 from learn2pfed.unrolled.cell import v_gradient_step
 
@@ -236,6 +236,10 @@ class Softmax:
     def loss(self, data: FederatedData, weight: Tensor) -> SoftmaxLoss:
         """The rows in blocks."""
         return SoftmaxLoss.of_data(data, weight, self.n_classes, self.ridge)
+
+    def join(self, parts: Sequence[SoftmaxLoss]) -> SoftmaxLoss:
+        """Its v step needs the rows themselves, so they can't come and go."""
+        raise Learn2pFedError("Classes are learned from the rows themselves: give all of them at once.")
 
     def by_parameter(self, by_feature: Tensor) -> Tensor:
         """The same for every class."""

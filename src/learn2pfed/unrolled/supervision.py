@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learn2pfed.data.federated import FederatedData
+from learn2pfed.data.federated import FederatedData, Streamed
 from learn2pfed.errors import Learn2pFedError
 from learn2pfed.unrolled.losses import Family, L
 from learn2pfed.unrolled.settings import Settings
@@ -84,13 +84,23 @@ def training_weights(data: FederatedData, settings: Settings, indices: Sequence[
     """
     if settings.supervision == "train":
         return torch.ones(1, len(data.y), dtype=torch.float64)
-    X, y = data.X.numpy(), data.y.numpy()
-    order = np.lexsort((*X.T[::-1], y, data.owner.numpy()))
+    y, order = data.y, _in_order(data)
     part = np.empty((settings.n_repeats if settings.supervision == "crossval" else 1, len(y)), dtype=np.int64)
     drawn = [parts_of(n, settings, index) for n, index in zip(data.sizes, indices, strict=True)]
     part[:, order] = np.concatenate(drawn, 1)
     judging = range(settings.n_folds if settings.supervision == "crossval" else 1)
     return torch.from_numpy(np.concatenate([part[:, None] != held for held in judging], 1).reshape(-1, len(y))).double()
+
+
+def _in_order(data: FederatedData) -> NDArray[np.int64]:
+    """Rows by client, target and features; features are looked at only where a client has a target twice."""
+    X, y, owner = data.X.numpy(), data.y.numpy(), data.owner.numpy()
+    order = np.lexsort((y, owner))
+    same = (np.diff(y[order]) == 0) & (np.diff(owner[order]) == 0)
+    tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
+    rows = order[tied]
+    order[tied] = rows[np.lexsort((*X[rows].T[::-1], y[rows], owner[rows]))]
+    return order
 
 
 def parts_of(n_rows: int, settings: Settings, index: int) -> NDArray[np.int64]:
@@ -120,9 +130,13 @@ def learners_of(settings: Settings, clients: Sequence[int]) -> tuple[int, ...]:
 
 
 def supervise(
-    data: FederatedData, settings: Settings, family: Family[L], indices: Sequence[int] | None = None
+    data: FederatedData | Streamed, settings: Settings, family: Family[L], indices: Sequence[int] | None = None
 ) -> Supervised[L]:
     """The losses of all clients in the units of the data; `indices` are the clients' numbers if these are only some."""
+    if not isinstance(data, FederatedData):
+        numbers = range(len(data)) if indices is None else indices
+        parts = [supervise(data.subset(few), settings, family, [numbers[i] for i in few]) for few in data.parts()]
+        return Supervised(*(family.join(losses) for losses in zip(*parts, strict=True)))
     full = family.loss(data, torch.ones(1, len(data.y), dtype=torch.float64))
     if settings.supervision == "train":
         return Supervised(full, full, full)

@@ -27,14 +27,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from learn2pfed.algorithms.base import Conversation, Fused, Message, Outcome, Programme, Progress, Specs
 from learn2pfed.algorithms.learn2pfed.client import Client, ClientState
 from learn2pfed.algorithms.learn2pfed.server import Server
 from learn2pfed.algorithms.learn2pfed.wording import Sizes, broadcasts, talks
-from learn2pfed.data.federated import ClientData, FederatedData
+from learn2pfed.data.federated import ClientData, FederatedData, Streamed
 from learn2pfed.errors import Learn2pFedError, MessageError
 from learn2pfed.unrolled.losses import SQUARED, ClientLoss, Family, Squared
 from learn2pfed.unrolled.settings import Settings
@@ -91,13 +90,13 @@ class Learn2pFed(Conversation[ClientState], Fused):
         """Algorithm 1, the server's side."""
         return Server(self.settings, self.family, n_features).programme(n_clients, progress)
 
-    def fused(self, data: FederatedData, progress: Progress | None) -> Outcome:
+    def fused(self, data: FederatedData | Streamed, progress: Progress | None) -> Outcome:
         """All clients in one autograd graph."""
         settings, family = self.settings, self.family
         learners = learners_of(settings, range(len(data)))
         everyone = len(learners) == len(data)
         given = supervise(data if everyone else data.subset(learners), settings, family, learners)
-        full = given.full if everyone else family.loss(data, torch.ones(1, len(data.y), dtype=torch.float64))
+        full = given.full if everyone else supervise(data, settings.changed(supervision="train"), family).full
         scale, conditioning = units(settings, full.gram.sum((0, 1)), len(data))
         learned = learn(given.scaled(scale), settings, conditioning, progress, family.is_likelihood)
         full = full.scaled(scale)
