@@ -113,6 +113,7 @@ class Forecasting:
     mean: NDArray[np.float64]  # (M,), of each meter's training records
     scale: NDArray[np.float64]  # (M,), their standard deviation
     unit: str | None
+    per_day: int  # records
 
     @property
     def lags(self) -> tuple[int, ...]:
@@ -122,14 +123,7 @@ class Forecasting:
     @property
     def day(self) -> int:
         """Where the feature "the same hour yesterday" stands, or the nearest that is known."""
-        per_day = len([lag for lag in self.lags if lag < self.lags[0] + self._records])
-        return 1 + min(range(per_day), key=lambda j: abs(self.lags[j] - self._records))
-
-    @property
-    def _records(self) -> int:
-        """Records a day: the first lags are one day without a break."""
-        steps = np.diff(self.lags)
-        return int(np.argmax(steps > 1)) + 1 if (steps > 1).any() else len(self.lags)
+        return 1 + min(range(len(self.lags)), key=lambda j: abs(self.lags[j] - self.per_day))
 
 
 def forecasting(
@@ -168,7 +162,7 @@ def forecasting(
         )
     curves = ((loads.values[:, :n_records] - mean[:, None]) / scale[:, None]).astype(np.float32)
     train, test = (Windows(loads.names, curves, lags, times) for times in (train_times, test_times))
-    return Forecasting(train, test, mean, scale, loads.unit)
+    return Forecasting(train, test, mean, scale, loads.unit, DAY // loads.minutes)
 
 
 def _times(stretches: Sequence[int], n_records: int, reach: int) -> NDArray[np.int64]:

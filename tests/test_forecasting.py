@@ -1,0 +1,270 @@
+"""Curves to rows, cut in time; the study of electricity."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from learn2pfed.algorithms.learn2pfed import Learn2pFed
+from learn2pfed.data.electricity import load
+from learn2pfed.data.forecasting import chosen, every, forecasting, lags_of, most_distinct
+from learn2pfed.data.loads import Loads
+from learn2pfed.engines.simulation import run_simulation
+from learn2pfed.errors import Learn2pFedError
+from learn2pfed.experiments import power
+from learn2pfed.experiments.base import Task
+from learn2pfed.experiments.power import HISTORIES, PowerConfig, PowerExperiment, study_of
+from learn2pfed.experiments.registry import configure
+from learn2pfed.unrolled.losses import SQUARED
+from learn2pfed.unrolled.settings import Settings
+from learn2pfed.unrolled.softmax import Softmax
+from learn2pfed.unrolled.supervision import supervise
+
+
+def curves(n_meters: int = 3, n_records: int = 40, minutes: int = 360, **changes: Any) -> Loads:
+    """Four records a day unless told otherwise; meter i at time t is 100 i + t² (squares, so that every lag shows)."""
+    values = 100.0 * np.arange(n_meters)[:, None] + np.arange(n_records)[None] ** 2
+    names = tuple(f"m{i}" for i in range(n_meters))
+    loads = Loads(names, values.astype(np.float32), minutes, None, "kWh", "made", (0,), {})
+    return replace(loads, **changes)
+
+
+@pytest.mark.parametrize("horizon", [1, 2, 5])
+def test_a_row_has_the_day_that_is_known_and_the_same_hour_of_past_days(horizon: int) -> None:
+    rows = forecasting(curves(), horizon, n_days=3)
+    assert rows.lags == lags_of(360, horizon, 3)
+    client = rows.test.subset([1])
+    raw = rows.mean[1] + rows.scale[1] * client.X[:, 1:].numpy()
+    times = rows.test.times
+    np.testing.assert_allclose(raw, 100 + (times[:, None] - np.array(rows.lags)) ** 2, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(rows.mean[1] + rows.scale[1] * client.y.numpy(), 100 + times**2, rtol=1e-5)
+    assert (client.X[:, 0] == 1).all()
+    assert min(rows.lags) == horizon
+    assert {8, 12} <= set(rows.lags)  # the same hour, two and three days before
+
+
+def test_the_cut_is_in_time_and_units_come_from_the_training_part_alone() -> None:
+    loads = curves()
+    rows = forecasting(loads, n_days=2)
+    assert rows.train.times.tolist() == list(range(8, 36))
+    assert rows.test.times.tolist() == list(range(36, 40))
+    other = loads.values.copy()
+    other[:, 36:] += 1000
+    changed = forecasting(replace(loads, values=other), n_days=2)
+    assert torch.equal(changed.train.all.X, rows.train.all.X)
+    assert np.array_equal(changed.mean, rows.mean)
+    assert not torch.equal(changed.test.all.y, rows.test.all.y)
+    training = loads.values[:, :36].astype(float)
+    np.testing.assert_allclose(rows.mean, training.mean(1))
+    np.testing.assert_allclose(rows.scale, training.std(1))
+
+
+def test_few_rows_are_the_latest_and_later_records_can_be_left_out() -> None:
+    few = forecasting(curves(), n_days=2, rows=5)
+    assert few.train.times.tolist() == list(range(31, 36))
+    np.testing.assert_allclose(few.mean[0], np.mean(np.arange(23, 36) ** 2))  # these rows and their lags
+    early = forecasting(curves(), n_days=2, until=0.75)
+    assert early.test.times.tolist() == [27, 28, 29]
+    assert early.train.curves.shape == (3, 30)
+
+
+def test_no_row_reaches_over_a_break() -> None:
+    rows = forecasting(curves(stretches=(0, 20)), n_days=2)
+    seen = np.concatenate([rows.train.times, rows.test.times])
+    assert seen.tolist() == [*range(8, 20), *range(28, 40)]
+
+
+@pytest.mark.parametrize(("horizon", "lag"), [(1, 4), (2, 4), (4, 4), (5, 5)])
+def test_yesterday_is_the_same_hour_or_the_latest_that_is_known(horizon: int, lag: int) -> None:
+    rows = forecasting(curves(), horizon, n_days=3)
+    assert rows.lags[rows.day - 1] == lag
+
+
+def test_a_coarser_clock_adds_energy_and_averages_power() -> None:
+    fine = curves(minutes=15, n_records=10)
+    hourly = every(fine, 60)
+    assert hourly.values.shape == (3, 2)
+    np.testing.assert_allclose(hourly.values[0], [0 + 1 + 4 + 9, 16 + 25 + 36 + 49])
+    np.testing.assert_allclose(every(replace(fine, unit="kW"), 60).values[0], [14 / 4, 126 / 4])
+    assert every(replace(fine, stretches=(0, 8)), 60).stretches == (0,)
+    with pytest.raises(Learn2pFedError, match="breaks inside"):
+        every(replace(fine, stretches=(0, 3)), 60)
+    with pytest.raises(Learn2pFedError, match="no multiple"):
+        every(fine, 50)
+
+
+@pytest.mark.parametrize(
+    ("loads", "changes", "message"),
+    [
+        (curves(), {"horizon": 0}, "at least one record ahead"),
+        (curves(n_records=9), {}, "give longer curves"),
+        (curves(values=np.ones((3, 40), dtype=np.float32)), {"n_days": 2}, "'m0' never changes .* \\(3 such\\)"),
+    ],
+)
+def test_what_can_not_be_forecast_is_refused(loads: Loads, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(Learn2pFedError, match=message):
+        forecasting(loads, **changes)
+
+
+def test_rows_made_a_few_clients_at_a_time_give_the_same_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = forecasting(chosen(load("sample"), range(5))).train
+    settings = Settings(n_repeats=1)
+    whole = supervise(rows.all, settings, SQUARED)
+    monkeypatch.setattr("learn2pfed.data.forecasting.PART", 2 * len(rows.times) * rows.n_features)
+    assert [list(part) for part in rows.parts()] == [[0, 1], [2, 3], [4]]
+    for ours, theirs in zip(supervise(rows, settings, SQUARED), whole, strict=True):
+        torch.testing.assert_close(ours.A, theirs.A)
+        torch.testing.assert_close(ours.b, theirs.b)
+        assert torch.equal(ours.n, theirs.n)
+    short = Settings(n_repeats=1, n_epochs=3, refit="exact", n_learners=3)
+    some, every_row = (run_simulation(Learn2pFed(short), data) for data in (rows, rows.all))
+    torch.testing.assert_close(some.models, every_row.models)
+    assert some.traffic == every_row.traffic
+    with pytest.raises(Learn2pFedError, match="from the rows themselves"):
+        supervise(rows, settings, Softmax(2, (0.1,) * rows.n_features))
+
+
+def test_the_most_distinct_lie_far_apart_and_are_always_the_same() -> None:
+    loads = load("sample")
+    picked, plane = most_distinct(loads, 5)
+    assert most_distinct(loads, 5)[0] == picked
+    assert len(set(picked)) == 5
+
+    def nearest(five: Any) -> float:
+        return float(np.linalg.norm(plane[five, None] - plane[five], axis=2)[np.triu_indices(5, 1)].min())
+
+    rng = np.random.default_rng(0)
+    at_random = [nearest(rng.choice(20, 5, replace=False)) for _ in range(200)]
+    assert nearest(list(picked)) > np.quantile(at_random, 0.95)
+    changed = loads.values.copy()
+    changed[:, 4500:] = 0  # the test part has no say
+    assert most_distinct(replace(loads, values=changed), 5)[0] == picked
+    with pytest.raises(Learn2pFedError, match="21 meters are asked for"):
+        most_distinct(loads, 21)
+
+
+SMALL = {
+    "n_rounds": 2,
+    "batch_size": 512,
+    "hidden": 4,
+    "n_seeds": 1,
+    "n_joining": 5,
+    "learn2pfed.n_epochs": 30,
+    "learn2pfed.n_repeats": 1,
+    "crowd_epochs": 60,
+}
+
+
+def small(**changes: Any) -> PowerConfig:
+    config = configure(PowerExperiment(), "quick", SMALL | changes)
+    assert isinstance(config, PowerConfig)
+    return config
+
+
+def rmse(config: PowerConfig, setting: str, title: str) -> dict[str, float]:
+    return {row.metric: row.value for row in PowerExperiment().run(config, Task(setting, title, 0)).rows}
+
+
+def test_the_naive_forecast_and_least_squares_are_what_they_say() -> None:
+    config = small()
+    rows = study_of(config, "1", 0).rows
+    gaps, fits = [], []
+    for seen, client in zip(rows.train.all.clients, rows.test.all.clients, strict=True):
+        gaps.append(np.sqrt(np.mean((client.X[:, 24] - client.y).numpy() ** 2)))
+        v = np.linalg.lstsq(seen.X.numpy(), seen.y.numpy(), rcond=None)[0]
+        fits.append(np.sqrt(np.mean((client.X.numpy() @ v - client.y.numpy()) ** 2)))
+    assert rmse(config, "1", "Same hour yesterday")["RMSE"] == pytest.approx(np.mean(gaps))
+    assert rmse(config, "1", "Least squares, alone")["RMSE"] == pytest.approx(np.mean(fits))
+
+
+def test_every_row_of_every_setting_runs() -> None:
+    config = small(algorithms=["naive", "least-squares", "ridge", "global", "fedavg", "learn2pfed"])
+    experiment = PowerExperiment()
+    tasks = experiment.tasks(config)
+    assert {task.setting for task in tasks} == {"1", "2", *HISTORIES}
+    found = {}
+    for task in tasks:
+        done = experiment.run(config, task)
+        found[task.setting, task.algorithm] = {row.metric: row.value for row in done.rows}
+        assert all(np.isfinite(row.value) for row in done.rows)
+        if task.algorithm.startswith(("FedAvg", "Learn2pFed")):
+            assert done.rows[0].bytes_up > 0
+    assert {algorithm for setting, algorithm in found if setting == "1"} == {
+        "Same hour yesterday",
+        "Least squares, alone",
+        "Least squares, together",
+        "FedAvg, linear",
+        "FedAvg, LSTM",
+        "Learn2pFed, linear",
+        "Learn2pFed, LSTM",
+    }
+    assert found["2", "FedAvg, LSTM"]["clients that never took part"] >= 10  # two rounds of five
+    one_day, week = (found[setting, "Learn2pFed, linear"]["RMSE"] for setting in ("3: one day", "3: one week"))
+    assert one_day < 0.9 * found["3: one day", "Least squares, alone"]["RMSE"]
+    assert one_day < 0.9 * found["3: one day", "Ridge, alone"]["RMSE"]
+    assert week < one_day
+
+
+def test_the_head_sees_the_lags_and_the_features_of_each_kind_of_body() -> None:
+    study = study_of(small(), "1", 0)
+    made = {}
+    for kind in ("shared", "fine-tuned", "local"):
+        config = small(**{"body.kind": kind})
+        made[kind] = power.learn2pfed_on_body(config, study, 0)
+        assert made[kind].outcome.models.shape == (5, 31 + 4)
+        assert made[kind].outcome.traffic.bytes_up > 0
+    assert len({float(result.mse.mean()) for result in made.values()}) == 3
+    assert made["local"].outcome.traffic.bytes_up < made["shared"].outcome.traffic.bytes_up
+
+
+def test_newcomers_follow_as_far_as_lambda_says() -> None:
+    late = study_of(small(), "3: one day", 0).newcomers
+    assert late is not None
+    k = late.train.n_features
+    w = torch.arange(k, dtype=torch.float64)
+    stiff = power.follow(late.train, w, torch.full((k,), 1e12, dtype=torch.float64))
+    torch.testing.assert_close(stiff, w.expand(len(late.train), -1), rtol=0, atol=1e-6)
+    loose = power.follow(late.train, w, torch.full((k,), 1e-6, dtype=torch.float64))
+    assert (power.errors(loose, late.train) < 1e-4).all()  # 24 rows, 31 coefficients: they fit
+    assert len(late.train.times) == 24
+
+
+def test_newcomers_are_not_among_those_who_learned() -> None:
+    study = study_of(small(), "3: one day", 0)
+    assert study.newcomers is not None
+    assert not set(study.newcomers.train.names) & set(study.rows.train.names)
+    assert len(study.newcomers.train) + len(study.rows.train) == 20
+    assert study_of(small(), "3: one day", 1).newcomers.train.names != study.newcomers.train.names  # type: ignore[union-attr]
+
+
+def test_tuning_never_sees_the_last_tenth() -> None:
+    config = small()
+    for setting in ("1", "2"):
+        tuned = study_of(config, setting, 500, tuning=True).rows
+        judged = study_of(config, setting, 500).rows
+        assert max(tuned.test.times) < min(judged.test.times)
+    spaces = PowerExperiment().tunable(config)
+    assert {"learn2pfed", "body", "lstm.ditto", "linear.fedrep"} <= spaces.keys()
+    assert np.isfinite(PowerExperiment().validate(config, "linear.fedavg"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algorithms": ["nothing"]}, "unknown 'nothing'"),
+        ({"algorithms": ["knn-per"]}, "needs classes"),
+        ({"settings": ["4"]}, "unknown '4'; there are 1, 2"),
+        ({"source": "no/such/file"}, "no/such/file"),
+        ({"n_distinct": 21}, "21 meters are asked for"),
+        ({"newcomers": 0.99}, "leaves nobody"),
+        ({"minutes": 7}, "no multiple"),
+        ({"horizon": 6000}, "give longer curves"),
+    ],
+)
+def test_what_can_not_be_studied_is_refused_before_anything_runs(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(Learn2pFedError, match=message):
+        PowerExperiment().tasks(small(**changes))
