@@ -17,6 +17,7 @@ from learn2pfed.engines.simulation import run_simulation
 from learn2pfed.errors import Learn2pFedError
 from learn2pfed.experiments import power
 from learn2pfed.experiments.base import Task
+from learn2pfed.experiments.joining import JoiningExperiment
 from learn2pfed.experiments.power import HISTORIES, PowerConfig, PowerExperiment, study_of
 from learn2pfed.experiments.registry import configure
 from learn2pfed.unrolled.losses import SQUARED
@@ -268,3 +269,17 @@ def test_tuning_never_sees_the_last_tenth() -> None:
 def test_what_can_not_be_studied_is_refused_before_anything_runs(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(Learn2pFedError, match=message):
         PowerExperiment().tasks(small(**changes))
+
+
+def test_some_clients_at_a_time_come_nearer_to_all_together_with_more_epochs() -> None:
+    experiment = JoiningExperiment()
+    changes = {"epochs": [100, 400], "reference": 400, "shares": [0.5, 1.0], "learn2pfed.n_repeats": 1}
+    config = configure(experiment, "quick", changes)
+    far, near, same = (
+        experiment.run(config, Task(f"{share} an epoch", f"{epochs} epochs", 0)).rows[0].value
+        for share, epochs in (("50%", 100), ("50%", 400), ("100%", 400))
+    )
+    assert same == 0
+    assert 0 < near < far / 2
+    assert near < 0.01
+    assert len(experiment.tasks(config)) == 2 * 2 * 3
