@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import tomllib
 from pathlib import Path
 
@@ -166,7 +167,7 @@ def test_the_command_writes_trials_and_values_that_run_uses(
         (["run", "polynomial", "--tuned", "absent.toml"], "absent.toml does not exist"),
         (["run", "polynomial", "--tuned", "broken.toml"], "broken.toml"),
         (["run", "polynomial", "--tuned", "unknown.toml"], "There is no setting 'mlp.fedavg.size'"),
-        (["run", "polynomial", "--set", "mlp.fedavg.lr=-1"], "mlp: fedavg: lr: input should be greater than 0"),
+        (["run", "polynomial", "--set", "mlp.fedavg.lr=-1"], "mlp.fedavg.lr: input should be greater than 0, got -1."),
         (["run", "polynomial", "--set", "mlp=3"], "mlp: give settings by method"),
         (["run", "polynomial", "--set", "mlp.fedavg=none"], "mlp: give settings by method"),
         (["run", "polynomial", "--set", "model=polynomial"], "There is no model 'polynomial'"),
@@ -179,6 +180,9 @@ def test_the_command_writes_trials_and_values_that_run_uses(
         (["run", "polynomial", "--set", "model=magic"], "There is no model 'magic'; there are linear, mlp, lstm"),
         (["run", "polynomial", "--set", "model=math:nothing"], "can't be imported"),
         (["run", "polynomial", "--set", "head=tail"], "no parameters in a part called 'tail'; there are layers.0"),
+        (["run", "polynomial", "--set", "model=mynets:one"], "'mynets:one' must be a function of (shape, outputs)"),
+        (["run", "polynomial", "--set", "model=mynets:one"], "with (1,), 1 it says: one() takes 1 positional"),
+        (["run", "polynomial", "--set", "model=mynets:bare"], "there are no parts. For a network without a head: head"),
     ],
 )
 def test_bad_input_is_one_sentence(
@@ -191,6 +195,13 @@ def test_bad_input_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.toml").write_text("[mlp")
     (tmp_path / "unknown.toml").write_text("[mlp.fedavg]\nsize = 3")
+    (tmp_path / "mynets.py").write_text(
+        "from torch import nn\n\n\ndef one(shape):\n    return nn.Linear(shape[0], 1)\n\n\n"
+        "def bare(shape, n_outputs):\n    return nn.Linear(shape[0], n_outputs)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mynets", raising=False)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     before = sorted(tmp_path.rglob("*"))
     more = [] if "--algorithms" in ask or ask[0] == "tune" else ["--algorithms", "fedper", "--jobs", "1"]
     assert call(monkeypatch, *ask, *more) == 2

@@ -22,7 +22,7 @@ from learn2pfed.data.federated import Samples
 from learn2pfed.data.polynomial import BASE, Polynomial, polynomial
 from learn2pfed.engines.plain import run_plain
 from learn2pfed.engines.simulation import run_simulation
-from learn2pfed.errors import Learn2pFedError
+from learn2pfed.errors import Learn2pFedError, instead
 from learn2pfed.experiments.base import (
     Column,
     Config,
@@ -112,8 +112,10 @@ class PolynomialConfig(StudyConfig, ProtocolConfig):
     model: str = Field(
         "mlp", description="the baselines' network on x: learn2pfed list models, or package.module:function"
     )
-    head: str = Field(
-        "head", coerce_numbers_to_str=True, description="the part of that network that FedPer and FedRep keep at home"
+    head: str | None = Field(
+        "head",
+        coerce_numbers_to_str=True,
+        description="the part of that network that FedPer and FedRep keep at home; none: all of it is shared",
     )
     mlp: Annotated[OwnSettings, _every_method()] = Field({}, validate_default=True)
     polynomial: Annotated[OwnSettings, _every_method(**FEW)] = Field({}, validate_default=True)
@@ -230,7 +232,8 @@ class PolynomialExperiment(Experiment):
         if set(config.seeds) & set(TUNING_SEEDS):
             raise Learn2pFedError(f"seeds {' and '.join(map(str, TUNING_SEEDS))} are for tuning alone: choose others.")
         if unknown:
-            raise Learn2pFedError(f"algorithms: unknown {unknown[0]!r}; there are {', '.join(TITLES)}.")
+            others = [f"{name} (only for classes)" for name in BASELINES if name not in TITLES]
+            raise Learn2pFedError(f"algorithms: unknown {unknown[0]!r}; {instead(unknown[0], [*TITLES, *others])}")
         titles = [
             TITLES[name]
             for name in REFERENCES
