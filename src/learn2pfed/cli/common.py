@@ -97,9 +97,8 @@ def rich_table(table: Table, bold: str = "Learn2pFed") -> RichTable:
     """For the terminal; the row that begins with `bold` stands out."""
     shown = RichTable(title=f"\n{table.title}", title_justify="left", header_style="bold underline", box=None)
     shown.padding, shown.pad_edge = (0, 1), False
-    for place, head in enumerate(table.head):
-        words = place == 0 or any(len(row[place].split()) > 3 for row in table.body)
-        shown.add_column(head, justify="left" if words else "right")
+    for head, text in zip(table.head, table.is_text, strict=True):
+        shown.add_column(head, justify="left" if text else "right")
     for row in table.body:
         shown.add_row(*row, style="bold cyan" if row[0] == bold else None)
     return shown
