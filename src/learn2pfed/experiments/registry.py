@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import partial
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children, get_context, resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -195,9 +195,13 @@ def spread(work: Callable[[Item], Gift], tasks: list[Item], n_jobs: int) -> Iter
 
 @contextmanager
 def _deaf_to_ctrl_c() -> Iterator[None]:
-    """Processes started here ignore Ctrl-C: it is for their parent, which ends them itself."""
-    heard = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Processes started here never hear Ctrl-C: it is for their parent, which hears it at the end and ends them."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # multiprocessing's own process, whose start would let the signal through again
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, heard)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
