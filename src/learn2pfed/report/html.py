@@ -67,7 +67,7 @@ def tuning_words(experiment: Experiment, results: Results) -> str:
         return ""
     groups = {name.partition(".")[0] for name in tuned_for(experiment)}
     changes = differences(experiment, results.preset, results.config)
-    if results.tuned or any(change.partition(".")[0] in groups for change in changes):
+    if any(change.partition(".")[0] in groups for change in changes):
         return "Settings of the methods were changed for this run: see how it was made."
     return experiment.tuning
 

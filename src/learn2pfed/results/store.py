@@ -30,10 +30,11 @@ def write_whole(path: Path, content: str | bytes) -> None:
         os.chmod(name, 0o644)
         os.replace(name, path)
     except OSError as error:
-        Path(name).unlink(missing_ok=True)
         raise Learn2pFedError(
             f"{path} can't be written ({error.strerror}): choose another folder with --out."
         ) from error
+    finally:
+        Path(name).unlink(missing_ok=True)  # there is nothing of that name once it has become the target
 
 
 def check_free(folder: Path) -> None:
