@@ -1,8 +1,10 @@
-# Two commands do everything: `make run` and `make test`. Both set the machine up first.
+# `make install` sets up; `make run` and `make test` do so first.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test clean
+.PHONY: install run test clean
+
+install: .venv/ready
 
 run: .venv/ready
 	$(BIN)/learn2pfed run polynomial

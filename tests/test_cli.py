@@ -14,6 +14,10 @@ from pathlib import Path
 import pytest
 
 from learn2pfed.cli import main
+from learn2pfed.cli.common import console, progress_bar, rich_table
+from learn2pfed.errors import Learn2pFedError
+from learn2pfed.report.tables import Table
+from learn2pfed.unrolled.settings import Settings
 
 QUICK = ["--seeds", "2", "--jobs", "1"]
 QUICK += [part for change in ("learn2pfed.n_epochs=12", "paper.n_epochs=5", "n_rounds=2") for part in ("--set", change)]
@@ -89,26 +93,65 @@ def test_resume_does_only_what_is_left(here: Path, monkeypatch: pytest.MonkeyPat
     assert [row["value"] for row in again].count(0.125) == 5
 
 
-def test_ctrl_c_leaves_a_run_that_can_go_on(here: Path) -> None:
-    ask = ["run", "polynomial", "--seeds", "3", "--out", "x", "--set", "settings=1", "--set", "n_rounds=3"]
-    command = [sys.executable, "-c", "from learn2pfed.cli import main; main()", *ask]
-    environment = os.environ | {"PYTHONWARNINGS": "ignore"}
+PROGRAM = [sys.executable, "-c", "from learn2pfed.cli import main; main()"]
+QUIET = os.environ | {"PYTHONWARNINGS": "ignore"}
+
+
+def stopped(file: Path, until: str, *ask: str) -> str:
+    """What is said by a command that gets Ctrl-C once the file has that text."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    run = subprocess.Popen(command, **pipes, env=environment, start_new_session=True)
-    file = here / "x" / "results.json"
+    run = subprocess.Popen([*PROGRAM, *ask], **pipes, env=QUIET, start_new_session=True)
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not (file.exists() and '"value"' in file.read_text()):
-        time.sleep(0.05)
+    while time.monotonic() < deadline and not (file.exists() and until in file.read_text()):
+        time.sleep(0.01)
     os.killpg(run.pid, signal.SIGINT)  # as a terminal does: the whole group
     said, complaint = run.communicate(timeout=120)
     assert run.returncode == 130, complaint
-    assert "go on with: learn2pfed run polynomial --resume --out x" in said
     assert "Traceback" not in complaint
+    return str(said)
+
+
+def go_on(said: str) -> None:
+    """Does as it was told."""
+    done = subprocess.run(
+        [*PROGRAM, *said.split("go on with: learn2pfed ")[1].split()],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=QUIET,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_ctrl_c_before_the_first_result_leaves_a_run_that_can_go_on(here: Path) -> None:
+    ask = ["run", "polynomial", "--seeds", "2", "--out", "x", "--jobs", "2", "--algorithms", "least-squares"]
+    file = here / "x" / "results.json"
+    said = stopped(file, '"rows"', *ask)  # while the processes start
+    assert json.loads(file.read_text())["rows"] == []
+    assert "go on with: learn2pfed run polynomial --resume --out x" in said
+    go_on(said)
+    assert len(json.loads(file.read_text())["rows"]) == 2 * 3 * 5
+    assert tomllib.loads((here / "x" / "config.toml").read_text())["n_seeds"] == 2
+
+
+def test_ctrl_c_leaves_a_tuning_that_can_go_on(here: Path) -> None:
+    ask = ["tune", "polynomial", "--trials", "1", "--algorithms", "fedavg", "--set", "n_rounds=2", "--out", "x"]
+    file = here / "x" / "trials.json"
+    said = stopped(file, '"tuned"', *ask, "--set", "settings=1", "--jobs", "2")
+    assert json.loads(file.read_text())["tuned"] == []
+    assert "go on with: learn2pfed tune polynomial --resume --out x" in said
+    go_on(said)
+    assert len(json.loads(file.read_text())["tuned"]) == 2
+
+
+def test_ctrl_c_leaves_a_run_that_can_go_on(here: Path) -> None:
+    ask = ["run", "polynomial", "--seeds", "3", "--out", "x", "--set", "settings=1", "--set", "n_rounds=3"]
+    file = here / "x" / "results.json"
+    said = stopped(file, '"value"', *ask)
+    assert "go on with: learn2pfed run polynomial --resume --out x" in said
     n_kept = len(json.loads(file.read_text())["rows"])
     assert n_kept > 0
-    again = [*command[:3], "run", "polynomial", "--resume", "--out", "x"]  # as it was told, no more
-    done = subprocess.run(again, capture_output=True, text=True, timeout=300, env=environment)
-    assert done.returncode == 0, done.stderr
+    go_on(said)
     rows = json.loads(file.read_text())["rows"]
     assert len({(r["setting"], r["algorithm"], r["seed"], r["metric"]) for r in rows}) == len(rows) > n_kept
 
@@ -128,7 +171,16 @@ def test_ctrl_c_leaves_a_run_that_can_go_on(here: Path) -> None:
         (["run", "polynomial", "--set", "settings=4"], "settings.0: input should be 1, 2 or 3"),
         (["run", "polynomial", "--set", "n_rows=5"], "leaves a client with no rows: raise n_rows"),
         (["run", "polynomial", "--set", "sizes=random", "--set", "n_rows=50"], "can't be split at random"),
-        (["run", "polynomial", "--out", "taken"], "can't be written"),
+        (["run", "polynomial", "--out", "taken"], "taken already holds something: choose another"),
+        (["run", "polynomial", "--resume", "--out", "x"], "There is no run to resume in x: leave out --resume"),
+        (["run", "polynomial", "--resume"], "There is no run to resume in runs/polynomial"),
+        (["tune", "polynomial", "--resume", "--out", "x"], "There is no tuning to resume in x: leave out --resume"),
+        (["run", "polynomail"], "There is no experiment 'polynomail'; did you mean 'polynomial'?"),
+        (["run", "polynomial", "--algorithms", "dito"], "unknown 'dito'; did you mean 'ditto'?"),
+        (["run", "polynomial", "--algorithms", "magic"], "oracle, cfl (only for classes), knn-per (only for classes)."),
+        (["run", "polynomial", "--set", "ditto.lam=3"], "did you mean 'mlp.ditto.lam' or 'polynomial.ditto.lam'?"),
+        (["run", "polynomial", "--set", "mlp.lam=3"], "did you mean 'mlp.pfedme.lam' or 'mlp.ditto.lam'"),
+        (["run", "polynomial", "--set", "magic=3"], "mlp.*, polynomial.*."),
         (["run", "polynomial", "--set", "learn2pfed.learn=p", "--set", "learn2pfed.gradient=local"], "only through w"),
         (["run", "layers", "--set", "depths=0"], "depths.0: input should be greater than or equal to 1"),
         (["run", "layers", "--set", "penalties=-1"], "penalties.0: input should be greater than 0"),
@@ -178,10 +230,60 @@ def test_nothing_to_learn_and_parts_of_a_table_work(here: Path, monkeypatch: pyt
     assert call(monkeypatch, "run", "polynomial", *QUICK, *FEW, "--set", "n_rows=4", "--set", "n_clients=4") == 0
 
 
+def test_a_folder_with_other_files_is_left_alone(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "full").mkdir()
+    (here / "full" / "thesis.tex").write_text("mine")
+    for ask in (["run", "polynomial"], ["tune", "polynomial"]):
+        assert call(monkeypatch, *ask, "--out", "full") == 2
+        assert "full already holds something: choose another folder" in capsys.readouterr().err
+    assert [path.name for path in (here / "full").iterdir()] == ["thesis.tex"]
+    (here / "empty").mkdir()
+    assert call(monkeypatch, "run", "polynomial", *QUICK, "--algorithms", "least-squares", "--out", "empty") == 0
+
+
+def test_names_are_printed_as_they_are(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "mine:ok: [bold]x[/bold] [a] :smile:"
+    console.print(name)
+    console.print(rich_table(Table(name, (name, "n"), ((name, "1"),))))
+    with progress_bar() as bar:
+        bar.console.print(name)
+        bar.add_task(name)
+        assert str(bar.columns[0](bar.tasks[0])) == name  # type: ignore[operator]
+    assert capsys.readouterr().out.count(name) == 5
+
+    def fail() -> None:
+        raise Learn2pFedError(name)
+
+    monkeypatch.setattr("learn2pfed.cli.app", fail)
+    assert call(monkeypatch) == 2
+    assert capsys.readouterr().err == f"Error: {name}\n"
+
+
+def test_lists_show_what_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(console, "width", 400)
+    assert call(monkeypatch, "list", "experiments") == 0
+    said = {part.split()[0]: part for part in capsys.readouterr().out.strip().split("\n\n")}
+    lines = {name: [" ".join(line.split()) for line in part.splitlines()] for name, part in said.items()}
+    assert "n_rounds 100 T, rounds of the baselines" in lines["polynomial"]
+    assert "--preset paper: n_rounds=500" in lines["polynomial"]
+    assert "mlp.fedavg lr = 0.007413" in lines["polynomial"]
+    assert "n_seeds 20 trials (--seeds)" in lines["quality"]
+    assert "n_seeds 3 trials (--seeds)" in lines["layers"]
+    assert "--preset paper: n_seeds=5" in lines["layers"]
+    assert "--preset paper: recipes=paper" in lines["ablation"]
+    assert call(monkeypatch, "list", "algorithms") == 0
+    settings = capsys.readouterr().out
+    assert "see below" not in settings
+    for name in Settings.model_fields:
+        assert name in settings
+
+
 def test_list_and_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(monkeypatch, "list") == 0
     said = capsys.readouterr().out
-    for name in ("polynomial", "ablation", "layers", "quality", "presets", "n_cells", "deviation_spread"):
+    for name in ("polynomial", "ablation", "layers", "quality", "--preset", "n_cells", "deviation_spread"):
         assert name in said
     assert call(monkeypatch, "run", "--help") == 0
     assert "learn2pfed run polynomial --seeds 20" in capsys.readouterr().out

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
+import runpy
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from tests.test_cli import call
+
 ROOT = Path(__file__).parents[1]
+DOCUMENT = (ROOT / "docs" / "baselines.md").read_text()
 
 
 def snippets(name: str) -> list[str]:
@@ -25,3 +32,33 @@ def test_the_baseline_of_the_document_runs_on_both_engines() -> None:
     still = names["FedAvgM"](names["FedAvgMSettings"].of(n_rounds=3, beta=0), names["network"], names["Regression"]())
     found = [names["run_rounds"](algorithm, names["data"]).models for algorithm in (plain, still)]
     torch.testing.assert_close(*found)
+
+
+def test_a_network_of_ones_own_is_run_as_the_document_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mynets.py").write_text(snippets("docs/baselines.md")[0])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (line,) = re.findall(r"^    learn2pfed (run polynomial --set model=mynets.*)$", DOCUMENT, re.MULTILINE)
+    assert line in (ROOT / "README.md").read_text()
+    small = ["--algorithms", "fedper", "--seeds", "1", "--jobs", "1", "--set", "n_rounds=2", "--set", "settings=1"]
+    for head in ("2", "none"):
+        assert call(monkeypatch, *line.replace("head=2", f"head={head}").split(), *small, "--out", head) == 0
+    rows = [json.loads((tmp_path / head / "results.json").read_text())["rows"] for head in ("2", "none")]
+    sent = [next(r["bytes_up"] for r in found if r["algorithm"] == "FedPer, mynets:small") for found in rows]
+    assert sent[0] < sent[1]  # without a head all of it is shared
+
+
+def test_the_speeds_in_the_document_are_those_of_the_file() -> None:
+    (shown,) = re.findall(r"<!-- file:benchmarks/rounds.txt -->\n\n```text\n(.*?)```", DOCUMENT, re.DOTALL)
+    kept = (ROOT / "docs" / "benchmarks" / "rounds.txt").read_text().splitlines()
+    assert shown.splitlines() == [line for line in kept if not line.startswith("    round")]
+    assert "\n".join(kept[1:3]) == runpy.run_path(str(ROOT / "benchmarks" / "rounds.py"))["DATA"]
+
+
+def test_errors_in_the_text_about_results_stand_in_its_tables() -> None:
+    lines = (ROOT / "docs" / "results.md").read_text().splitlines()
+    tables = {word for line in lines if line.startswith("|") for word in line.split()}
+    text = " ".join(line for line in lines if not line.startswith("|")).partition("## Speed")[0]
+    quoted = set(re.findall(r"\b\d\.\d{3,4}\b", text)) - {"0.0002"}  # the paper's
+    assert len(quoted) >= 10
+    assert quoted <= tables

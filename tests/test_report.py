@@ -14,10 +14,11 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 from learn2pfed.errors import Learn2pFedError
-from learn2pfed.experiments.registry import configure, differences, find
+from learn2pfed.experiments.registry import configure, differences, find, tuned_for
 from learn2pfed.report import drawing
 from learn2pfed.report.docs import with_tables
 from learn2pfed.report.drawing import COLOURS, Dumbbell, Figure, Heat, Panel, Series, draw_files, draw_interactive
+from learn2pfed.report.figures import figures
 from learn2pfed.report.html import Page, page_of_experiment, render_page, write_page, write_report
 from learn2pfed.report.tables import Table, mean_std, tables
 from learn2pfed.results.records import Detail, Details, Results, Row, versions
@@ -70,10 +71,24 @@ def test_tables_are_means_and_deviations_over_seeds() -> None:
     rmse, mse, cost = tables(made())
     assert rmse.body == (("Learn2pFed", "0.600 ± 0.14"), ("Least squares, alone", "1.00 ± 0"))
     assert mse.head == ("MSE", "setting 1")
-    assert cost.body[0] == ("Learn2pFed", "1.00", "1.0 kB", "0.5 MB")
+    assert cost.head[2:] == ("MB sent by clients", "MB sent to clients")
+    assert cost.body[0] == ("Learn2pFed", "1.00", "0.00100", "0.500")
     assert mean_std([2.0]) == "2"
     assert mean_std([2.5]) == "2.50"
     assert Table("t", ("a", "b"), (("x", "1"),)).markdown() == "| a | b |\n| --- | ---: |\n| x | 1 |"
+    words = Table("t", ("of", "n", "values"), (("x", "-1", "lr = 0.1"), ("y", "", "lr = 1, mu = 2, lam = 3")))
+    assert words.is_text == [True, False, True]
+    assert "| --- | ---: | --- |" in words.markdown()
+
+
+def test_a_column_that_no_row_fills_is_left_out() -> None:
+    every = rows("FedAvg, MLP", 0.5, setting="2") + rows("Learn2pFed", 0.5, setting="1")
+    (rmse, *_) = tables(made().model_copy(update={"rows": every}))
+    assert rmse.head == ("RMSE", "setting 1 · MLP", "setting 2 · MLP")
+    assert rmse.body == (("FedAvg", "", "0.500"), ("Learn2pFed", "0.500", ""))
+    both = [*every, *rows("FedAvg, polynomial", 0.25, setting="2")]
+    (rmse, *_) = tables(made().model_copy(update={"rows": both}))
+    assert rmse.head == ("RMSE", "setting 1 · polynomial", "setting 2 · MLP", "setting 2 · polynomial")
 
 
 def test_the_quality_table_takes_medians_of_ratios() -> None:
@@ -101,9 +116,80 @@ def test_the_page_says_how_it_was_made() -> None:
     experiment = find("polynomial")
     changes: dict[str, object] = {"noise": 0.3, "settings": "1,2", "learn2pfed.lam_spread": None}
     config = configure(experiment, "quick", changes).model_dump(mode="json")
-    said = ["--set settings=1,2", "--set noise=0.3", "--set learn2pfed.lam_spread=none"]
+    said = ["settings=1,2", "noise=0.3", "learn2pfed.lam_spread=none"]
     assert differences(experiment, "quick", config) == said
     assert differences(experiment, "quick", configure(experiment, "quick", {}).model_dump(mode="json")) == []
+
+
+def test_the_page_says_where_settings_are_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my own.toml").write_text("[mlp.ditto]\nlam = 3.0\n")
+    experiment = find("polynomial")
+
+    def shown(changes: dict[str, object], file: str | None = None) -> Page:
+        values = tuned_for(experiment, None if file is None else Path(file))
+        config = configure(experiment, "quick", changes, values).model_dump(mode="json")
+        return page_of_experiment(made().model_copy(update={"config": config, "tuned": file}), Details())
+
+    tuned, changed = "were tuned on held-out rows", "Settings of the methods were changed for this run"
+    assert tuned in shown({"noise": 0.2}).about
+    for page in (shown({"mlp.ditto.lam": 1}), shown({"learn2pfed.n_cells": 5}), shown({}, "my own.toml")):
+        assert tuned not in page.about
+        assert changed in page.about
+    again = "learn2pfed run polynomial --preset quick --tuned 'my own.toml' --set noise=0.2"
+    assert shown({"noise": 0.2}, "my own.toml").command == again
+    kept = shown({}, "my own.toml").config
+    Path("my own.toml").unlink()
+    gone = page_of_experiment(made().model_copy(update={"config": kept, "tuned": "my own.toml"}), Details())
+    assert gone.command == "learn2pfed run polynomial --preset quick --set mlp.ditto.lam=3.0"
+    assert "tuned" not in page_of_experiment(made("quality"), Details()).about
+
+
+def test_captions_are_about_what_is_shown() -> None:
+    def captions(*algorithms: str, setting: str = "1") -> dict[str, str]:
+        one = DETAILS.details[0]
+        found = [one.model_copy(update={"algorithm": algorithm, "setting": setting}) for algorithm in algorithms]
+        every = [row for a in algorithms for row in rows(a, 0.5, setting=setting)]
+        run = made().model_copy(update={"rows": every})
+        return {figure.name: figure.caption for figure in figures(run, Details(details=found))}
+
+    ours = captions("Learn2pFed", "FedAvg, MLP")
+    assert "setting 1 only x³" in ours["lambda"]
+    assert "Learn2pFed is supervised by held-out rows" in ours["lambda"]
+    for absent in ("setting 2", "setting 3", "paper"):
+        assert absent not in ours["lambda"] + ours["learning"]
+    assert "grey line" not in ours["methods"]
+    theirs = captions("Learn2pFed (paper)", "FedAvg, MLP", "FedAvg, polynomial", setting="3")
+    assert "setting 3" in theirs["lambda"]
+    assert "The paper's recipe is" in theirs["lambda"]
+    assert "held-out" not in theirs["lambda"] + theirs["learning"]
+    assert "A grey line joins a baseline's errors with its two models, MLP and polynomial." in theirs["methods"]
+
+
+def test_fits_stand_above_their_errors_for_any_number_of_settings() -> None:
+    for settings in (["1"], ["1", "2"], ["1", "2", "3"]):
+        found = [d.model_copy(update={"setting": setting}) for setting in settings for d in DETAILS.details]
+        (fits,) = (figure for figure in figures(made(), Details(details=found)) if figure.name == "fits")
+        assert [len(row) for row in fits.grid] == [len(settings)] * 2
+
+
+def test_log_axes_are_labelled_with_whole_numbers() -> None:
+    for values, step in (([1.0, 900.0], '"dtick":"D2"'), ([1e-4, 10.0], '"dtick":1'), ([0.2, 0.5], "")):
+        panels = [Panel("lines", (Series("a", [0, 1], values),), log_y=True)]
+        panels += [dumbbell(["north", "south"], values)] if step else []
+        for panel in panels:
+            fragment = draw_interactive(figure(panel))
+            assert '"tickformat":"~g"' in fragment
+            assert step in fragment
+            assert step or "dtick" not in fragment
+
+
+def test_figures_follow_the_first_table_and_words_stand_on_the_left() -> None:
+    more = [Table(name, ("of", "values"), (("x", "lr = 1"),)) for name in ("First table", "Second table")]
+    drawn = figure(dumbbell(["north"], [1.0]))
+    text = render_page(Page("A table", "", "", more, [drawn], "", {}, {})).replace(get_plotlyjs(), "")
+    assert text.index("First table") < text.index("A figure") < text.index("Second table")
+    assert text.count("<td class=text>lr = 1</td>") == 2
 
 
 def test_files_appear_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,12 +324,12 @@ def test_names_are_text_wherever_they_stand(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_page_says_what_it_is_told_and_marks_a_row() -> None:
     text = render_page(page(words=[("What was found", ["Shared: slope.", "Own: level."])], highlight="north"))
     assert "<h2>What was found</h2>\n<section><ul><li>Shared: slope.</li><li>Own: level.</li></ul></section>" in text
-    assert re.findall(r'<tr class="ours"><td>(.*?)</td>', text) == ["north"]
+    assert re.findall(r'<tr class="ours"><td class=text>(.*?)</td>', text) == ["north"]
     assert text.index("The lead.") < text.index("What was found") < text.index("Errors")
     experiment = page_of_experiment(made().model_copy(update={"config": {"noise": 0.3}}), DETAILS)
     assert experiment.command == "learn2pfed run polynomial --preset quick --set noise=0.3"
     assert experiment.lead.startswith("Mean ± standard deviation over 2 seeds, 0 to 1.")
-    assert re.findall(r'<tr class="ours"><td>(.*?)</td>', render_page(experiment)) == ["Learn2pFed"] * 3
+    assert re.findall(r'<tr class="ours"><td class=text>(.*?)</td>', render_page(experiment)) == ["Learn2pFed"] * 3
     nothing = made().model_copy(update={"rows": []})
     assert page_of_experiment(nothing, Details()).lead == "Nothing has been measured yet."
 

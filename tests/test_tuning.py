@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import tomllib
 from pathlib import Path
 
@@ -130,7 +131,9 @@ def test_the_command_writes_trials_and_values_that_run_uses(
     monkeypatch.chdir(tmp_path)
     ask = ["tune", "polynomial", "--trials", "2", "--algorithms", "fedavg,ditto,learn2pfed", *SMALL, "--out", "t"]
     assert call(monkeypatch, *ask) == 0
-    assert "learn2pfed run polynomial --tuned t/tuned.toml" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "learn2pfed run polynomial --tuned t/tuned.toml" in printed
+    assert "log of the mean squared error on held-out rows" in " ".join(printed.split())
     found = json.loads((tmp_path / "t" / "trials.json").read_text())
     methods = ["learn2pfed", "polynomial.fedavg", "polynomial.ditto", "mlp.fedavg", "mlp.ditto"]
     assert [tuned["method"] for tuned in found["tuned"]] == methods
@@ -154,6 +157,9 @@ def test_the_command_writes_trials_and_values_that_run_uses(
     assert call(monkeypatch, *run) == 0
     used = tomllib.loads((tmp_path / "runs" / "polynomial" / "config.toml").read_text())
     assert used["mlp"]["ditto"]["lam"] == chosen["mlp"]["ditto"]["lam"]
+    along = tomllib.loads(tuned_file(find("polynomial")).read_text())
+    assert used["mlp"]["fedper"]["lr"] == along["mlp"]["fedper"]["lr"]  # not in the file: as it comes along
+    assert "--tuned t/tuned.toml" in (tmp_path / "runs" / "polynomial" / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -166,7 +172,7 @@ def test_the_command_writes_trials_and_values_that_run_uses(
         (["run", "polynomial", "--tuned", "absent.toml"], "absent.toml does not exist"),
         (["run", "polynomial", "--tuned", "broken.toml"], "broken.toml"),
         (["run", "polynomial", "--tuned", "unknown.toml"], "There is no setting 'mlp.fedavg.size'"),
-        (["run", "polynomial", "--set", "mlp.fedavg.lr=-1"], "mlp: fedavg: lr: input should be greater than 0"),
+        (["run", "polynomial", "--set", "mlp.fedavg.lr=-1"], "mlp.fedavg.lr: input should be greater than 0, got -1."),
         (["run", "polynomial", "--set", "mlp=3"], "mlp: give settings by method"),
         (["run", "polynomial", "--set", "mlp.fedavg=none"], "mlp: give settings by method"),
         (["run", "polynomial", "--set", "model=polynomial"], "There is no model 'polynomial'"),
@@ -179,6 +185,12 @@ def test_the_command_writes_trials_and_values_that_run_uses(
         (["run", "polynomial", "--set", "model=magic"], "There is no model 'magic'; there are linear, mlp, lstm"),
         (["run", "polynomial", "--set", "model=math:nothing"], "can't be imported"),
         (["run", "polynomial", "--set", "head=tail"], "no parameters in a part called 'tail'; there are layers.0"),
+        (["run", "polynomial", "--set", "model=badnets:one"], "'badnets:one' must be a function of (shape, outputs)"),
+        (["run", "polynomial", "--set", "model=badnets:one"], "with (1,), 1 it says: one() takes 1 positional"),
+        (
+            ["run", "polynomial", "--set", "model=badnets:bare"],
+            "there are no parts. For a network without a head",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(
@@ -191,6 +203,12 @@ def test_bad_input_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.toml").write_text("[mlp")
     (tmp_path / "unknown.toml").write_text("[mlp.fedavg]\nsize = 3")
+    (tmp_path / "badnets.py").write_text(
+        "from torch import nn\n\n\ndef one(shape):\n    return nn.Linear(shape[0], 1)\n\n\n"
+        "def bare(shape, n_outputs):\n    return nn.Linear(shape[0], n_outputs)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     before = sorted(tmp_path.rglob("*"))
     more = [] if "--algorithms" in ask or ask[0] == "tune" else ["--algorithms", "fedper", "--jobs", "1"]
     assert call(monkeypatch, *ask, *more) == 2

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from difflib import get_close_matches
+
 from pydantic import ValidationError
 
 
 class Learn2pFedError(ValueError):
     """Something the user can mend; the command line prints its sentence and exits with code 2."""
+
+
+class SettingError(Learn2pFedError):
+    """A wrong value inside a group of settings; the message begins with its dotted name within the group."""
 
 
 class DivergenceError(Learn2pFedError):
@@ -34,4 +41,15 @@ def sentence(error: ValidationError) -> str:
     message = first["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     got = "" if first["type"] in ("value_error", "extra_forbidden") else f", got {first['input']!r}"
-    return f"{name}: {message.rstrip('.')}{got}."
+    between = "." if isinstance(first.get("ctx", {}).get("error"), SettingError) else ": "
+    return f"{name}{between}{message.rstrip('.')}{got}."
+
+
+def instead(name: str, known: Collection[str]) -> str:
+    """How a sentence about an unknown name goes on: what was meant, or what there is.
+
+    >>> instead("dito", ["ditto", "fedavg"]), instead("magic", ["ditto", "fedavg"])
+    ("did you mean 'ditto'?", 'there are ditto, fedavg.')
+    """
+    near = get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."

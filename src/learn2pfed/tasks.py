@@ -50,8 +50,13 @@ class Regression:
 
     def check(self, samples: Samples | ClientData) -> None:
         """Numbers that are finite."""
-        if not (samples.y.is_floating_point() and bool(torch.isfinite(samples.y).all())):
-            raise Learn2pFedError("Regression needs finite numbers as targets; for classes use classification.")
+        if not samples.y.is_floating_point():
+            raise Learn2pFedError(
+                f"Regression needs targets of a floating-point type, got {samples.y.dtype}: convert them, "
+                "as by y.float(); for classes use Classification."
+            )
+        if not bool(torch.isfinite(samples.y).all()):
+            raise Learn2pFedError("Regression needs finite targets; some are missing or infinite: fill or drop those.")
 
     def losses(self, scores: Tensor, y: Tensor) -> Tensor:
         """(score - y)²."""

@@ -15,7 +15,7 @@ from learn2pfed.algorithms.local_only import LocalOnly
 from learn2pfed.algorithms.lp_proj import LpProj
 from learn2pfed.algorithms.pfedme import PFedMe
 from learn2pfed.algorithms.rounds import Rounds
-from learn2pfed.errors import Learn2pFedError
+from learn2pfed.errors import Learn2pFedError, instead
 
 BASELINES: dict[str, type[Rounds]] = {
     method.name: method
@@ -40,5 +40,5 @@ BASELINES: dict[str, type[Rounds]] = {
 def baseline(name: str) -> type[Rounds]:
     """The baseline of that name."""
     if name not in BASELINES:
-        raise Learn2pFedError(f"There is no algorithm {name!r}; there are {', '.join(BASELINES)}.")
+        raise Learn2pFedError(f"There is no algorithm {name!r}; {instead(name, BASELINES)}")
     return BASELINES[name]

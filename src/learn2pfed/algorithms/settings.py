@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from learn2pfed.errors import Learn2pFedError, sentence
+from learn2pfed.errors import Learn2pFedError, instead, sentence
 
 
 class RoundSettings(BaseModel):
@@ -24,7 +24,7 @@ class RoundSettings(BaseModel):
         """From names and values; a wrong one is one sentence, and an unknown name lists those that there are."""
         unknown = [name for name in values if name not in cls.model_fields]
         if unknown:
-            raise Learn2pFedError(f"There is no setting {unknown[0]!r}; there are {', '.join(cls.model_fields)}.")
+            raise Learn2pFedError(f"{unknown[0]}: there is no such setting; {instead(unknown[0], cls.model_fields)}")
         try:
             return cls.model_validate(values)
         except ValidationError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 import learn2pfed.cli.data
 import learn2pfed.cli.experiments
@@ -20,5 +20,5 @@ def main() -> None:
     try:
         app()
     except Learn2pFedError as error:
-        Console(stderr=True).print(f"[bold red]Error:[/bold red] {escape(str(error))}", soft_wrap=True)
+        Console(stderr=True).print(Text.assemble(("Error:", "bold red"), f" {error}"), soft_wrap=True)
         sys.exit(2)

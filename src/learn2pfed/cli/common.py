@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
@@ -23,7 +25,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Personalised federated learning in which every parameter learns how far it follows the others.",
 )
-console = Console()
+console = Console(markup=False, emoji=False)
+"""Prints what it is given: a name such as `mine:ok` or `[a]` is never read as an emoji or as markup."""
 
 
 def _version(wanted: bool) -> None:
@@ -42,7 +45,7 @@ def _common(
 def progress_bar() -> Progress:
     """What is being done, how far, since when and for how long still."""
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -51,6 +54,21 @@ def progress_bar() -> Progress:
         console=console,
         transient=True,
     )
+
+
+def goes_on(what: str, folder: Path) -> str:
+    """Which command goes on with a run or a tuning."""
+    return f"Stopped. What is finished is kept; go on with: learn2pfed {what} --resume --out {shlex.quote(str(folder))}"
+
+
+@contextmanager
+def stoppable(what: str, folder: Path) -> Iterator[None]:
+    """Ctrl-C in here says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print(f"\n{goes_on(what, folder)}", highlight=False, soft_wrap=True)
+        raise typer.Exit(130) from None
 
 
 def changes_of(pairs: list[str]) -> dict[str, Any]:
@@ -77,11 +95,10 @@ def folder_for(what: str, out: Path | None, resume: bool = False) -> Path:
 
 def rich_table(table: Table, bold: str = "Learn2pFed") -> RichTable:
     """For the terminal; the row that begins with `bold` stands out."""
-    shown = RichTable(title=f"\n{escape(table.title)}", title_justify="left", header_style="bold underline", box=None)
+    shown = RichTable(title=f"\n{table.title}", title_justify="left", header_style="bold underline", box=None)
     shown.padding, shown.pad_edge = (0, 1), False
-    for place, head in enumerate(table.head):
-        words = place == 0 or any(len(row[place].split()) > 3 for row in table.body)
-        shown.add_column(escape(head), justify="left" if words else "right")
+    for head, text in zip(table.head, table.is_text, strict=True):
+        shown.add_column(head, justify="left" if text else "right")
     for row in table.body:
-        shown.add_row(*(escape(cell) for cell in row), style="bold cyan" if row[0] == bold else None)
+        shown.add_row(*row, style="bold cyan" if row[0] == bold else None)
     return shown

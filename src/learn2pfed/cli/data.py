@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from learn2pfed.cli.common import app, console, rich_table
@@ -25,7 +24,7 @@ def list_() -> None:
         head = ("load it as", "what it is", "licence", "where")
         console.print(rich_table(Table(f"{dataset.name}: {dataset.title}", head, rows)))
     console.print("\nsample, the same as ecl-20, comes with the package.", highlight=False)
-    console.print(f"Cache: {escape(str(cache()))}", highlight=False, soft_wrap=True)
+    console.print(f"Cache: {cache()}", highlight=False, soft_wrap=True)
 
 
 def _row(dataset: DataSet, source: Source) -> tuple[str, ...]:
@@ -50,15 +49,14 @@ def get_(
     wanted = find_dataset(name)
     source, failed = _get(wanted) if at_hand is None else (take(wanted, at_hand), list[str]())
     for reason in failed:
-        console.print(f"Not had: {escape(reason)}.", highlight=False, soft_wrap=True)
-    where = escape(str(source.folder))
-    console.print(f"{source.name}: {escape(source.about)} ({source.licence}): {where}", highlight=False, soft_wrap=True)
+        console.print(f"Not had: {reason}.", highlight=False, soft_wrap=True)
+    console.print(f"{source.name}: {source.about} ({source.licence}): {source.folder}", highlight=False, soft_wrap=True)
 
 
 def _get(wanted: DataSet) -> tuple[Source, list[str]]:
     """With a bar while bytes come in; Ctrl-C keeps what is there."""
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TextColumn("left"), TimeRemainingColumn())
-    with Progress(TextColumn("{task.description}"), *columns, console=console, transient=True) as bar:
+    with Progress(TextColumn("{task.description}", markup=False), *columns, console=console, transient=True) as bar:
         shown = bar.add_task(f"Getting {wanted.name}", total=None)
         try:
             return get(wanted, lambda done, total: bar.update(shown, completed=done, total=total))

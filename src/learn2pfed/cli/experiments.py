@@ -8,21 +8,38 @@ from typing import Annotated, Any, Literal
 
 import typer
 from pydantic.fields import FieldInfo
-from rich.markup import escape
+from rich.text import Text
 
 from learn2pfed.algorithms.learn2pfed import Learn2pFed
 from learn2pfed.algorithms.local import LocalSettings
 from learn2pfed.algorithms.registry import BASELINES
-from learn2pfed.cli.common import app, changes_of, console, folder_for, progress_bar, rich_table
+from learn2pfed.cli.common import (
+    app,
+    changes_of,
+    console,
+    folder_for,
+    goes_on,
+    progress_bar,
+    rich_table,
+    stoppable,
+)
 from learn2pfed.errors import Learn2pFedError
 from learn2pfed.experiments.base import Experiment, Task
-from learn2pfed.experiments.registry import EXPERIMENTS, configure, find, restore, run_all
+from learn2pfed.experiments.registry import (
+    EXPERIMENTS,
+    configure,
+    differences,
+    find,
+    restore,
+    run_all,
+    tuned_for,
+)
 from learn2pfed.models.modules import MODELS
 from learn2pfed.report.docs import update_tables
 from learn2pfed.report.html import write_report
 from learn2pfed.report.tables import Table, mean_std, tables
 from learn2pfed.results.records import Results, Row, versions
-from learn2pfed.results.store import RunFolder, read_details, read_results
+from learn2pfed.results.store import RunFolder, begun, read_details, read_results
 from learn2pfed.unrolled.settings import Settings
 
 
@@ -45,7 +62,7 @@ def run(
     ] = None,
     tuned: Annotated[
         Path | None,
-        typer.Option(help="Tuned settings, by learn2pfed tune; default: those that come along."),
+        typer.Option(help="Settings by learn2pfed tune, to use on top of the tuned ones that come along."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/EXPERIMENT, numbered if taken.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
@@ -59,34 +76,33 @@ def run(
     if algorithms is not None:
         changes["algorithms"] = algorithms
     path = folder_for(experiment, out, resume)
-    as_begun = resume and not changes and tuned is None and preset is None
-    if as_begun and (path / "results.json").exists():
-        begun = read_results(path)
-        config, preset = restore(chosen, begun.config), begun.preset
+    old = begun(path, "results.json", "run", resume=resume)
+    if old and not changes and tuned is None and preset is None:  # as it was begun
+        before = read_results(path)
+        config, preset = restore(chosen, before.config), before.preset
     else:
         preset = preset or "quick"
         if tuned is not None and not tuned.exists():
             raise Learn2pFedError(f"{tuned} does not exist: make it with learn2pfed tune {experiment}.")
-        config = configure(chosen, preset, changes, tuned)
-    fresh = Results(experiment=experiment, preset=preset, versions=versions(), config=config.model_dump(mode="json"))
+        config = configure(chosen, preset, changes, tuned_for(chosen, tuned))
+    kept = config.model_dump(mode="json")
+    file = None if tuned is None else str(tuned)
+    fresh = Results(experiment=experiment, preset=preset, versions=versions(), config=kept, tuned=file)
     tasks = chosen.tasks(config)
-    folder = RunFolder.open(path, fresh, resume=resume)
-    done = folder.results.done()
-    todo = [task for task in tasks if tuple(task) not in done]
-    try:
-        _work(chosen, config, folder, tasks, todo, jobs)
-    except BaseException as end:
-        folder.discard_if_empty()
-        if folder.results.rows:
-            again = f"learn2pfed run {experiment} --resume --out {folder.path}"
-            console.print(f"\nStopped. What is finished is kept; go on with: {escape(again)}", soft_wrap=True)
-        if isinstance(end, KeyboardInterrupt):
-            raise typer.Exit(130) from None
-        raise
-    page = write_report(folder.path, folder.results, folder.details)
+    with stoppable(f"run {experiment}", path):
+        folder = RunFolder.go_on(path, fresh) if old else RunFolder.begin(path, fresh)
+        done = folder.results.done()
+        try:
+            _work(chosen, config, folder, tasks, [task for task in tasks if tuple(task) not in done], jobs)
+        except Exception:
+            folder.discard_if_empty()
+            if folder.results.rows:
+                console.print(f"\n{goes_on(f'run {experiment}', path)}", highlight=False, soft_wrap=True)
+            raise
+        page = write_report(folder.path, folder.results, folder.details)
     for table in tables(folder.results):
         console.print(rich_table(table))
-    console.print(f"Report: {escape(str(page))}", soft_wrap=True)
+    console.print(f"Report: {page}", soft_wrap=True)
 
 
 def _work(chosen: Experiment, config: Any, folder: RunFolder, tasks: list[Task], todo: list[Task], jobs: int) -> None:
@@ -108,7 +124,7 @@ def _group(folder: RunFolder, task: Task) -> list[Row]:
 def _line(task: Task, rows: list[Row]) -> str:
     metrics = list(dict.fromkeys(row.metric for row in rows))[:2]
     values = (f"{metric} {mean_std([r.value for r in rows if r.metric == metric])}" for metric in metrics)
-    return escape(f"setting {task.setting} · {task.algorithm}: {', '.join(values)}")
+    return f"setting {task.setting} · {task.algorithm}: {', '.join(values)}"
 
 
 @app.command(
@@ -126,14 +142,14 @@ def report(
         raise Learn2pFedError(f"{path} is of learn2pfed fit: open its report.html, or see learn2pfed explain {path}.")
     if into is not None:
         update_tables(into, results)
-        console.print(f"Tables of {results.experiment} written into {escape(str(into))}.", soft_wrap=True)
+        console.print(f"Tables of {results.experiment} written into {into}.", soft_wrap=True)
         return
     for table in tables(results):
         console.print(rich_table(table))
     target = out or (path if path.is_dir() else None)
     if target is not None:
         page = write_report(target, results, read_details(path))
-        console.print(f"Report: {escape(str(page))}", soft_wrap=True)
+        console.print(f"Report: {page}", soft_wrap=True)
 
 
 @app.command(
@@ -165,10 +181,17 @@ def _list_algorithms() -> None:
         fields = method.settings_class.model_fields
         own = [name for name in fields if name not in common or fields[name].description != common[name].description]
         rows += [(method.name, *_field(name, fields[name])) for name in own]
-    console.print(rich_table(Table("Their settings", ("of", "name", "default", "what it is"), tuple(rows))))
-    console.print(
-        "pfedme and lp-proj take n_rounds, join, batch_size and seed of the first group; learn2pfed: see below.\n"
+    head = ("of", "name", "default", "what it is")
+    console.print(rich_table(Table("The baselines' settings", head, tuple(rows))))
+    console.print("pfedme and lp-proj take n_rounds, join, batch_size and seed of the first group.")
+    ours, theirs = Settings(), Settings.paper()
+    both = tuple(
+        (name, _value(getattr(ours, name)), _value(getattr(theirs, name)), field.description or "")
+        for name, field in Settings.model_fields.items()
     )
+    head = ("name", "default", "the paper's recipe", "what it is")
+    console.print(rich_table(Table("Learn2pFed's settings", head, both)))
+    console.print("An experiment may set others, or use tuned ones: learn2pfed list experiments.\n")
 
 
 def _field(name: str, field: FieldInfo) -> tuple[str, str, str]:
@@ -177,24 +200,33 @@ def _field(name: str, field: FieldInfo) -> tuple[str, str, str]:
 
 def _list_experiments() -> None:
     for experiment in EXPERIMENTS.values():
-        console.print(f"[bold]{experiment.name}[/bold]  {escape(experiment.title)}")
-        console.print(f"  {escape(experiment.about)}")
-        console.print(f"  presets: {', '.join(experiment.presets)}")
-        default = experiment.config_class()
-        rows = tuple(
-            (name, _value(getattr(default, name)), field.description or "")
-            for name, field in experiment.config_class.model_fields.items()
-            if not isinstance(getattr(default, name), (Settings, dict))
-        )
-        console.print(rich_table(Table("--set NAME=VALUE", ("name", "default", "what it is"), rows)))
+        console.print(Text.assemble((experiment.name, "bold"), f"  {experiment.title}"))
+        console.print(f"  {experiment.about}", highlight=False)
+        quick = configure(experiment, "quick", {})
+        for preset in experiment.presets:
+            changes = differences(experiment, "quick", configure(experiment, preset, {}).model_dump(mode="json"))
+            console.print(f"  --preset {preset}: {' '.join(changes) or 'the values below'}", highlight=False)
+        fields = experiment.config_class.model_fields.items()
+        groups = [name for name, _ in fields if isinstance(getattr(quick, name), (Settings, dict))]
+        plain = [(name, field) for name, field in fields if name not in groups]
+        rows = tuple((name, _value(getattr(quick, name)), field.description or "") for name, field in plain)
+        console.print(rich_table(Table("--set NAME=VALUE", ("name", "quick", "what it is"), rows)))
+        if groups:
+            names = ", ".join(f"{group}.*" for group in groups)
+            console.print(f"and {names}: the methods' own settings (learn2pfed list algorithms)", highlight=False)
+        _list_tuned(experiment)
         console.print()
-    ours, theirs = Settings(), Settings.paper()
-    both = tuple(
-        (name, _value(getattr(ours, name)), _value(getattr(theirs, name)), field.description or "")
-        for name, field in Settings.model_fields.items()
-    )
-    head = ("name", "learn2pfed.", "paper.", "what it is")
-    console.print(rich_table(Table("Both recipes: --set learn2pfed.NAME=VALUE, --set paper.NAME=VALUE", head, both)))
+
+
+def _list_tuned(experiment: Experiment) -> None:
+    """The values that are used where neither --set nor --tuned says otherwise, a line for each method."""
+    by_method: dict[str, list[str]] = {}
+    for name, value in tuned_for(experiment).items():
+        method, _, last = name.rpartition(".")
+        by_method.setdefault(method, []).append(f"{last} = {_value(value)}")
+    rows = tuple((method, ", ".join(values)) for method, values in by_method.items())
+    if rows:
+        console.print(rich_table(Table("Tuned: what runs unless --set or --tuned changes it", ("of", "values"), rows)))
 
 
 def _value(value: object) -> str:

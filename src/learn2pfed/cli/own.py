@@ -11,14 +11,13 @@ from typing import Annotated, Literal
 
 import pandas as pd
 import typer
-from rich.markup import escape
 
 from learn2pfed.cli.common import app, changes_of, console, folder_for, progress_bar, rich_table
 from learn2pfed.data.schema import Schema
 from learn2pfed.data.tabular import read_table
 from learn2pfed.errors import Learn2pFedError
 from learn2pfed.owndata.answer import Question, Stage, fit_table
-from learn2pfed.owndata.folder import check_free, new_folder, write_answer, write_participation
+from learn2pfed.owndata.folder import new_folder, write_answer, write_participation
 from learn2pfed.owndata.later import adapt_table, judge_table, predict_table
 from learn2pfed.owndata.words import (
     client_table,
@@ -29,7 +28,7 @@ from learn2pfed.owndata.words import (
     shown_clients,
 )
 from learn2pfed.report.tables import Table, number
-from learn2pfed.results.store import write_whole
+from learn2pfed.results.store import check_free, write_whole
 from learn2pfed.storage import Model, load_model, save_model
 
 SHOWN = 20
@@ -114,13 +113,13 @@ def fit(
     console.print(rich_table(error_table(answer, SHOWN), bold="all rows"))
     console.print()
     _say([*gain_words(answer), *sharing_words(answer.model)])
-    console.print(f"\nReport: {escape(str(page))}", soft_wrap=True)
-    console.print(f"Next:   learn2pfed explain {escape(shlex.quote(str(folder)))}", soft_wrap=True)
+    console.print(f"\nReport: {page}", soft_wrap=True)
+    console.print(f"Next:   learn2pfed explain {shlex.quote(str(folder))}", soft_wrap=True)
 
 
 def _say(sentences: list[str]) -> None:
     for sentence in sentences:
-        console.print(escape(sentence), highlight=False, soft_wrap=True)
+        console.print(sentence, highlight=False, soft_wrap=True)
 
 
 @app.command(
@@ -147,7 +146,7 @@ def predict(
         write_whole(path, predicted.to_csv(index=False))
         step()
     strange = f", {n_strange} of them by the global model (clients never seen)" if n_strange else ""
-    console.print(f"{len(predicted)} rows predicted{strange}: {escape(str(path))}", highlight=False, soft_wrap=True)
+    console.print(f"{len(predicted)} rows predicted{strange}: {path}", highlight=False, soft_wrap=True)
     if error is not None:
         what = "error rate" if table.classes else "RMSE"
         console.print(f"{what} on them: {number(error)}", highlight=False)
@@ -197,7 +196,7 @@ def adapt(
             write_participation(place, model)
     console.print(rich_table(client_table(model, -1)))
     what = f"\n{client} has a model from {n_rows} row{'s' if n_rows > 1 else ''} and the shared one: {out or folder}"
-    console.print(escape(what), highlight=False, soft_wrap=True)
+    console.print(what, highlight=False, soft_wrap=True)
 
 
 def _load(folder: Path) -> tuple[Model, Schema]:

@@ -9,15 +9,14 @@ from typing import Annotated
 
 import typer
 from pydantic import ValidationError
-from rich.markup import escape
 
-from learn2pfed.cli.common import app, changes_of, console, folder_for, progress_bar, rich_table
+from learn2pfed.cli.common import app, changes_of, console, folder_for, progress_bar, rich_table, stoppable
 from learn2pfed.errors import Learn2pFedError
 from learn2pfed.experiments.registry import configure, differences, find, restore, spread
 from learn2pfed.experiments.tuning import Tuned, Tunings, chosen_values, searches, tune
 from learn2pfed.report.tables import Table, number
 from learn2pfed.results.records import versions
-from learn2pfed.results.store import to_toml, write_whole
+from learn2pfed.results.store import begun, to_toml, write_whole
 
 
 @app.command(
@@ -43,46 +42,44 @@ def tune_(
     changes = changes_of(change or []) | ({} if algorithms is None else {"algorithms": algorithms})
     folder = folder_for(f"tune-{experiment}", out, resume)
     file = folder / "trials.json"
-    begun = _begun(file) if file.exists() else None
-    if begun is not None and not resume:
-        raise Learn2pFedError(f"{folder} already holds a tuning: add --resume to go on, or choose another --out.")
-    if begun is not None and not changes and trials is None and preset is None:  # go on as it was begun
-        tunings, config = begun, restore(chosen, begun.config)
+    old = _read(file) if begun(folder, file.name, "tuning", resume=resume) else None
+    if old is not None and not changes and trials is None and preset is None:  # as it was begun
+        tunings, config = old, restore(chosen, old.config)
     else:
-        config = configure(chosen, preset or "quick", changes, tuned=Path(os.devnull))  # not from an earlier tuning
+        config = configure(chosen, preset or "quick", changes, tuned={})  # not from an earlier tuning
         kept = config.model_dump(mode="json")
         given = {"experiment": experiment, "preset": preset or "quick", "n_trials": trials or 20, "config": kept}
-        tunings = begun or Tunings(**given, versions=versions("optuna"))
+        tunings = old or Tunings(**given, versions=versions("optuna"))
         if any(getattr(tunings, name) != value for name, value in given.items()):
             raise Learn2pFedError(f"{folder} holds a tuning with other settings: repeat those or choose another --out.")
     chosen.tasks(config)  # refuses what it does not know
     wanted = searches(chosen, config)
     done = {tuned.method for tuned in tunings.tuned}
     todo = [search for search in wanted if search.method not in done]
-    try:
-        with progress_bar() as bar:
-            shown = bar.add_task(f"Tuning {experiment}", total=len(wanted), completed=len(wanted) - len(todo))
-            for _, tuned in spread(partial(tune, experiment, config.model_dump(), tunings.n_trials), todo, jobs):
-                tunings.tuned.append(tuned)
-                write_whole(file, tunings.model_dump_json(indent=1) + "\n")
-                bar.advance(shown)
-                bar.console.print(escape(f"{tuned.method}: {_values(tuned)}"), highlight=False, soft_wrap=True)
-    except KeyboardInterrupt:
-        again = f"learn2pfed tune {experiment} --resume --out {folder}"
-        console.print(f"\nStopped. What is finished is kept; go on with: {escape(again)}", soft_wrap=True)
-        raise typer.Exit(130) from None
+    with stoppable(f"tune {experiment}", folder), progress_bar() as bar:
+        _write(file, tunings)
+        shown = bar.add_task(f"Tuning {experiment}", total=len(wanted), completed=len(wanted) - len(todo))
+        for _, tuned in spread(partial(tune, experiment, config.model_dump(), tunings.n_trials), todo, jobs):
+            tunings.tuned.append(tuned)
+            _write(file, tunings)
+            bar.advance(shown)
+            bar.console.print(f"{tuned.method}: {_values(tuned)}", highlight=False, soft_wrap=True)
     order = [search.method for search in wanted]
     tunings.tuned.sort(key=lambda tuned: order.index(tuned.method))
-    write_whole(file, tunings.model_dump_json(indent=1) + "\n")
-    changed = differences(chosen, tunings.preset, tunings.config, tuned=Path(os.devnull))
+    _write(file, tunings)
+    changed = [f"--set {change}" for change in differences(chosen, tunings.preset, tunings.config, tuned={})]
     by = ["learn2pfed tune", experiment, "--preset", tunings.preset, "--trials", str(tunings.n_trials), *changed]
     said = f"# By: {' '.join(by)}; every trial is in trials.json.\n"
     write_whole(folder / "tuned.toml", said + to_toml(chosen_values(tunings)))
-    console.print(rich_table(_table(tunings)))
-    console.print(f"Use them: learn2pfed run {experiment} --tuned {escape(str(folder / 'tuned.toml'))}", soft_wrap=True)
+    console.print(rich_table(_table(tunings, chosen.validation)))
+    console.print(f"Use them: learn2pfed run {experiment} --tuned {folder / 'tuned.toml'}", soft_wrap=True)
 
 
-def _begun(file: Path) -> Tunings:
+def _write(file: Path, tunings: Tunings) -> None:
+    write_whole(file, tunings.model_dump_json(indent=1) + "\n")
+
+
+def _read(file: Path) -> Tunings:
     """What is on disk to go on with."""
     try:
         return Tunings.model_validate_json(file.read_text())
@@ -94,11 +91,11 @@ def _values(tuned: Tuned) -> str:
     return "diverged" if tuned.best is None else ", ".join(f"{key} = {v}" for key, v in tuned.best.values.items())
 
 
-def _table(tunings: Tunings) -> Table:
+def _table(tunings: Tunings, measure: str) -> Table:
     body = []
     for tuned in tunings.tuned:
         first, best = tuned.trials[0].error, tuned.best.error if tuned.best else None
         shown = ["diverged" if error is None else number(error) for error in (first, best)]
         body.append((tuned.method, str(len(tuned.trials)), *shown, _values(tuned)))
-    head = ("method", "trials", "error with defaults", "smallest", "values")
-    return Table(f"{tunings.experiment}, {tunings.preset}: validation error", head, tuple(body))
+    head = ("method", "trials", "with defaults", "smallest", "values")
+    return Table(f"{tunings.experiment}, {tunings.preset}: {measure}; smaller is better", head, tuple(body))

@@ -54,6 +54,8 @@ class Experiment(ABC):
     about: ClassVar[str]
     config_class: ClassVar[type[Config]]
     presets: ClassVar[dict[str, dict[str, Any]]]
+    validation: ClassVar[str] = "error on validation data"  # what `validate` gives, in words
+    tuning: ClassVar[str] = "Settings were tuned on validation data, with as many trials for every method."
 
     def variants(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         """Ways to run one method, recorded as "METHOD, VARIANT" and shown side by side in tables."""

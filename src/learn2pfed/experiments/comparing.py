@@ -17,7 +17,7 @@ from learn2pfed.algorithms.rounds import Rounds
 from learn2pfed.data.federated import Samples
 from learn2pfed.engines.plain import run_plain
 from learn2pfed.engines.rounds import Simulator, marks_of, run_rounds
-from learn2pfed.errors import DivergenceError, Learn2pFedError
+from learn2pfed.errors import DivergenceError, Learn2pFedError, SettingError
 from learn2pfed.experiments.base import Config
 from learn2pfed.models.network import Network
 from learn2pfed.tasks import Task
@@ -49,10 +49,11 @@ def _own_settings(given: Any) -> Any:
         raise ValueError("give settings by method, as in fedavg.lr=0.1")
     found = {}
     for name, own in given.items():
+        method = baseline(name)
         try:
-            how = baseline(name).settings_class.of(**own)
+            how = method.settings_class.of(**own)
         except Learn2pFedError as error:
-            raise ValueError(f"{name}: {error}") from error
+            raise SettingError(f"{name}.{error}") from error
         found[name] = how.model_dump(exclude={*PROTOCOL, "seed", *how.of_steps(1)})
     return found
 

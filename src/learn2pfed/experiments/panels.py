@@ -13,7 +13,7 @@ from learn2pfed.algorithms.base import Outcome
 from learn2pfed.algorithms.closed_form import reml
 from learn2pfed.data.panels import PANELS
 from learn2pfed.data.tabular import hold_out
-from learn2pfed.errors import Learn2pFedError
+from learn2pfed.errors import Learn2pFedError, instead
 from learn2pfed.experiments.base import (
     Column,
     Config,
@@ -76,7 +76,7 @@ class PanelsExperiment(Experiment):
         for what, given, known in (("panels", config.panels, PANELS), ("algorithms", config.algorithms, METHODS)):
             unknown = [name for name in given if name not in known]
             if unknown:
-                raise Learn2pFedError(f"{what}: unknown {unknown[0]!r}; there are {', '.join(known)}.")
+                raise Learn2pFedError(f"{what}: unknown {unknown[0]!r}; {instead(unknown[0], known)}")
         seeds = range(config.first_seed, config.first_seed + config.n_seeds)
         return [
             Task(panel, title, seed)

@@ -22,7 +22,7 @@ from learn2pfed.data.federated import Samples
 from learn2pfed.data.polynomial import BASE, Polynomial, polynomial
 from learn2pfed.engines.plain import run_plain
 from learn2pfed.engines.simulation import run_simulation
-from learn2pfed.errors import Learn2pFedError
+from learn2pfed.errors import Learn2pFedError, instead
 from learn2pfed.experiments.base import (
     Column,
     Config,
@@ -106,8 +106,10 @@ class PolynomialConfig(StudyConfig, ProtocolConfig):
     model: str = Field(
         "mlp", description="the baselines' network on x: learn2pfed list models, or package.module:function"
     )
-    head: str = Field(
-        "head", coerce_numbers_to_str=True, description="the part of that network that FedPer and FedRep keep at home"
+    head: str | None = Field(
+        "head",
+        coerce_numbers_to_str=True,
+        description="the part of that network that FedPer and FedRep keep at home; none: all of it is shared",
     )
     mlp: Annotated[OwnSettings, BeforeValidator(every_method(METHODS))] = Field({}, validate_default=True)
     polynomial: Annotated[OwnSettings, BeforeValidator(every_method(METHODS, **FEW))] = Field({}, validate_default=True)
@@ -196,14 +198,19 @@ class PolynomialExperiment(Experiment):
         "Ten clients, each with a cubic curve on its own stretch of x; in setting 1, 2, 3 the last 1, 2, 3 "
         "coefficients differ between clients. Every baseline runs with an MLP on x, as in the paper, and with a model "
         "linear in the powers of x, as Learn2pFed has; all of that model is head, so that FedPer and FedRep share "
-        "nothing there. Least squares alone and together need no rounds. The oracle is told which coefficients are "
-        "shared and leaves the others to each client; REML is the random-effects model with diagonal covariance. Both "
-        "know more than we do, and still can be beaten: the oracle does not shrink the clients' own coefficients, and "
-        "in setting 3 these move together, which no diagonal covariance says. Errors are to the noise-free curve on "
-        "each client's own x, of all clients, after the last round. Settings were tuned on held-out rows of other "
-        "draws, with as many trials for every method."
+        "nothing there: what travels is the number of the round and how many rows a client has. Least squares alone "
+        "and together need no rounds. The oracle is told which coefficients are shared and leaves the others to each "
+        "client; REML is the random-effects model with diagonal covariance. Both know more than we do, and still can "
+        "be beaten: the oracle does not shrink the clients' own coefficients, and in setting 3 these move together, "
+        "which no diagonal covariance says. Errors are to the noise-free curve on each client's own x, of all "
+        "clients, after the last round."
     )
     config_class = PolynomialConfig
+    validation = "log of the mean squared error on held-out rows, mean over settings and draws"
+    tuning = (
+        "Settings of the baselines and of Learn2pFed were tuned on held-out rows of other draws, in the preset quick, "
+        "with as many trials for each; the paper's recipe is its own."
+    )
     presets = {  # noqa: RUF012
         "quick": {"n_rounds": 100},
         "paper": {"n_rounds": 500},
@@ -223,7 +230,8 @@ class PolynomialExperiment(Experiment):
         if set(config.seeds) & set(TUNING_SEEDS):
             raise Learn2pFedError(f"seeds {' and '.join(map(str, TUNING_SEEDS))} are for tuning alone: choose others.")
         if unknown:
-            raise Learn2pFedError(f"algorithms: unknown {unknown[0]!r}; there are {', '.join(TITLES)}.")
+            others = [f"{name} (only for classes)" for name in BASELINES if name not in TITLES]
+            raise Learn2pFedError(f"algorithms: unknown {unknown[0]!r}; {instead(unknown[0], [*TITLES, *others])}")
         titles = [
             TITLES[name]
             for name in REFERENCES

@@ -9,14 +9,14 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import partial
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children, get_context, resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from pydantic import ValidationError
 
-from learn2pfed.errors import Learn2pFedError, sentence
+from learn2pfed.errors import Learn2pFedError, instead, sentence
 from learn2pfed.experiments.ablation import AblationExperiment
 from learn2pfed.experiments.base import Config, Done, Experiment, Task
 from learn2pfed.experiments.joining import JoiningExperiment
@@ -45,17 +45,20 @@ EXPERIMENTS: dict[str, Experiment] = {
 def find(name: str) -> Experiment:
     """The experiment of that name."""
     if name not in EXPERIMENTS:
-        raise Learn2pFedError(f"There is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}.")
+        raise Learn2pFedError(f"There is no experiment {name!r}; {instead(name, EXPERIMENTS)}")
     return EXPERIMENTS[name]
 
 
-def configure(experiment: Experiment, preset: str, changes: dict[str, Any], tuned: Path | None = None) -> Config:
-    """A preset, with the values that were tuned, with changes; nested names are dotted, as in `learn2pfed.n_cells`."""
+def configure(
+    experiment: Experiment, preset: str, changes: dict[str, Any], tuned: dict[str, Any] | None = None
+) -> Config:
+    """A preset, with tuned values (those that come along, if not given), with changes; names are dotted if nested."""
     if preset not in experiment.presets:
-        raise Learn2pFedError(f"{experiment.name} has no preset {preset!r}; there are {', '.join(experiment.presets)}.")
+        raise Learn2pFedError(f"{experiment.name} has no preset {preset!r}; {instead(preset, experiment.presets)}")
+    tuned = tuned_for(experiment) if tuned is None else tuned
     try:
         chosen = experiment.config_class.model_validate(experiment.presets[preset]).model_dump()
-        for name, value in (tuned_values(tuned or tuned_file(experiment)) | changes).items():
+        for name, value in (tuned | changes).items():
             put(chosen, name, value)
         return experiment.config_class.model_validate(chosen)
     except ValidationError as error:
@@ -65,6 +68,11 @@ def configure(experiment: Experiment, preset: str, changes: dict[str, Any], tune
 def tuned_file(experiment: Experiment) -> Path:
     """Where the values that were tuned for an experiment are kept."""
     return Path(__file__).parent / "tuned" / f"{experiment.name}.toml"
+
+
+def tuned_for(experiment: Experiment, file: Path | None = None) -> dict[str, Any]:
+    """The tuned values that come along, by dotted name, and on top of them those of a file."""
+    return tuned_values(tuned_file(experiment)) | (tuned_values(file) if file else {})
 
 
 def tuned_values(file: Path) -> dict[str, Any]:
@@ -98,8 +106,10 @@ def parse(text: str) -> Any:
         return None if text.strip() == "none" else text.strip()
 
 
-def differences(experiment: Experiment, preset: str, config: dict[str, Any], tuned: Path | None = None) -> list[str]:
-    """The --set NAME=VALUE options that lead from the preset to this configuration."""
+def differences(
+    experiment: Experiment, preset: str, config: dict[str, Any], tuned: dict[str, Any] | None = None
+) -> list[str]:
+    """The NAME=VALUE that lead from the preset with tuned values to this configuration."""
     plain = configure(experiment, preset, {}, tuned).model_dump(mode="json")
 
     def walk(old: dict[str, Any], new: dict[str, Any], prefix: str) -> Iterator[str]:
@@ -108,7 +118,7 @@ def differences(experiment: Experiment, preset: str, config: dict[str, Any], tun
                 yield from walk(old.get(name, {}), value, f"{prefix}{name}.")
             elif old.get(name) != value:
                 shown = ",".join(map(str, value)) if isinstance(value, list) else value
-                yield f"--set {prefix}{name}={'none' if value is None else shown}"
+                yield f"{prefix}{name}={'none' if value is None else shown}"
 
     return list(walk(plain, config, ""))
 
@@ -124,24 +134,27 @@ def restore(experiment: Experiment, config: dict[str, Any]) -> Config:
 def put(tree: dict[str, Any], name: str, value: Any) -> None:
     """Set the dotted name, which must exist, in nested tables."""
     *path, last = name.split(".")
-    for part in path:
+    for place, part in enumerate(path):
         if not isinstance(tree.get(part), dict):
-            raise _unknown(name, part, tree)
+            raise _unknown(name, place, tree)
         tree = tree[part]
     if last not in tree:
-        raise _unknown(name, last, tree)
+        raise _unknown(name, len(path), tree)
     is_list = isinstance(tree[last], (list, tuple))
     if is_list and isinstance(value, str):
         value = [parse(part) for part in value.split(",")]
     tree[last] = [value] if is_list and not isinstance(value, list) else value
 
 
-def _unknown(name: str, part: str, tree: dict[str, Any]) -> Learn2pFedError:
-    """Says what was meant, or what there is; a group of settings is shown with a trailing dot."""
-    near = get_close_matches(part, tree, n=1)
-    if near:
-        return Learn2pFedError(f"There is no setting {name!r}; did you mean {name.replace(part, near[0])!r}?")
-    known = ", ".join(f"{known}." if isinstance(value, dict) else known for known, value in tree.items())
+def _unknown(name: str, place: int, tree: dict[str, Any]) -> Learn2pFedError:
+    """Says what was meant, or what there is; the part of the name at `place` is not in `tree`."""
+    before, part, after = (parts := name.split("."))[:place], parts[place], parts[place + 1 :]
+    groups = [group for group, inside in tree.items() if isinstance(inside, dict) and part in inside]
+    meant = [f"{group}.{part}" for group in groups] or get_close_matches(part, tree, n=1)
+    if meant:
+        said = " or ".join(repr(".".join((*before, found, *after))) for found in meant)
+        return Learn2pFedError(f"There is no setting {name!r}; did you mean {said}?")
+    known = ", ".join(f"{known}.*" if isinstance(inside, dict) else known for known, inside in tree.items())
     return Learn2pFedError(f"There is no setting {name!r}; there are {known}.")
 
 
@@ -186,9 +199,18 @@ def spread(work: Callable[[Item], Gift], tasks: list[Item], n_jobs: int) -> Iter
 
 @contextmanager
 def _deaf_to_ctrl_c() -> Iterator[None]:
-    """Processes started here ignore Ctrl-C: it is for their parent, which ends them itself."""
-    heard = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Processes started here never hear Ctrl-C: it is for their parent, which hears it at the end and ends them."""
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    can_block = hasattr(signal, "pthread_sigmask")  # not on Windows
+    if can_block:
+        resource_tracker.ensure_running()  # multiprocessing's own process: starting it later would unblock the signal
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # what is blocked here is blocked in new processes
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, heard)
+        if can_block:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.signal(signal.SIGINT, before)
+    if heard:
+        raise KeyboardInterrupt

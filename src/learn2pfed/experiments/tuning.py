@@ -14,7 +14,11 @@ from learn2pfed.search import Choice, Space, Span
 
 
 class Trial(BaseModel):
-    """Values, and what they gave on validation data; None where the models left the finite numbers."""
+    """Values, and what they gave on validation data; None where the models left the finite numbers.
+
+    `error` is what the experiment's `validate` gives, smaller being better. Its `validation` says what that is: for
+    polynomial the logarithm of a mean squared error, which is negative where that is below 1.
+    """
 
     values: dict[str, Any]
     error: float | None

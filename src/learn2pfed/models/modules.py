@@ -153,7 +153,7 @@ def build(
     (62006, 10290)
     """
     if ":" in name:
-        about, n_axes, make = "give it (shape, outputs)", None, _imported(name)
+        about, n_axes, make = "", None, _imported(name)
     elif name in MODELS:
         about, n_axes, make = MODELS[name]
     else:
@@ -167,7 +167,12 @@ def build(
         try:
             module = make(shape, n_outputs, **options)
         except (TypeError, RuntimeError) as error:
-            raise Learn2pFedError(f"model {name!r} does not take {options} ({error}): {about}.") from error
+            raise Learn2pFedError(
+                f"model {name!r} does not take {options} ({error}): {about}."
+                if name in MODELS
+                else f"model {name!r} must be a function of (shape, outputs) that gives an nn.Module; "
+                f"called with {', '.join(map(repr, (shape, n_outputs)))} it says: {error}."
+            ) from error
     if not isinstance(module, nn.Module):
         raise Learn2pFedError(f"{name} gives {type(module).__name__}, not an nn.Module.")
     return Network(module, head)

@@ -60,7 +60,8 @@ class Network:
         if head is not None and not inside:
             known = ", ".join(dict.fromkeys(filter(None, (name.rpartition(".")[0] for name in parameters))))
             raise Learn2pFedError(
-                f"The network has no parameters in a part called {head!r}; there are {known or 'none: use head=None'}."
+                f"The network has no parameters in a part called {head!r}; there are {known or 'no parts'}. "
+                "For a network without a head: head=None in Python, --set head=none on the command line."
             )
         self.names |= {"head": frozenset(inside), "body": self.names["all"] - inside}
         self.start = self.flatten({name: parameter.detach() for name, parameter in parameters.items()})
@@ -181,7 +182,7 @@ def _line(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def _refuse_what_draws_or_remembers(module: nn.Module) -> None:
     for name, part in module.named_modules():
-        known = name or type(part).__name__
+        known = f"Layer {name!r} ({type(part).__name__})" if name else type(part).__name__
         if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats:
             raise Learn2pFedError(
                 f"{known} keeps running statistics, which belong to no client: use nn.GroupNorm or nn.LayerNorm."

@@ -19,7 +19,7 @@ from learn2pfed.owndata.words import error_table, gain_words, parameter_table, s
 from learn2pfed.report.drawing import COLOURS, Dumbbell, Figure, Heat
 from learn2pfed.report.html import Page, write_page
 from learn2pfed.results.records import Results, versions
-from learn2pfed.results.store import to_toml, write_results, write_whole
+from learn2pfed.results.store import check_free, to_toml, write_results, write_whole
 from learn2pfed.storage import Model, save_model
 
 MOST_SHOWN = 60
@@ -150,16 +150,3 @@ def new_folder(folder: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(place, ignore_errors=True)
         raise
-
-
-def check_free(folder: Path) -> None:
-    """Refuse a folder with something in it, before any work is done."""
-    try:
-        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
-    except OSError as error:
-        raise Learn2pFedError(f"{folder} can't be used ({error.strerror}): choose another with --out.") from error
-    if taken:
-        raise Learn2pFedError(f"{folder} already holds something: choose another folder with --out.")
-    above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise Learn2pFedError(f"{folder} can't be made in {above}: choose another folder with --out.")

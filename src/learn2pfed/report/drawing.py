@@ -363,8 +363,9 @@ def _add_series(page: Any, panel: Panel, at: dict[str, int]) -> None:
             line = {"color": series.colour, "dash": "dash" if series.dashed else "solid", "width": 2}
             page.add_trace(Scatter(**common, mode="lines", line=line), **at)
     page.update_xaxes(title_text=_escaped(panel.x_label), **at)
-    log = "log" if panel.log_y else None
-    page.update_yaxes(title_text=_escaped(panel.y_label), type=log, exponentformat="power", **at)
+    page.update_yaxes(title_text=_escaped(panel.y_label), exponentformat="power", **at)
+    if panel.log_y:
+        page.update_yaxes(**_log_axis([value for series in panel.series for value in series.y]), **at)
 
 
 def _add_heat(page: Any, panel: Heat, at: dict[str, int]) -> None:
@@ -438,9 +439,18 @@ def _add_dumbbell(page: Any, panel: Dumbbell, at: dict[str, int]) -> None:
             ),
             **at,
         )
-    log = "log" if panel.log_x else None
-    page.update_xaxes(title_text=_escaped(panel.x_label), type=log, exponentformat="power", zeroline=False, **at)
+    page.update_xaxes(title_text=_escaped(panel.x_label), exponentformat="power", zeroline=False, **at)
+    if panel.log_x:
+        page.update_xaxes(**_log_axis(panel.values.flatten().tolist()), **at)
     _add_rows(page, panel.rows, at)
+
+
+def _log_axis(values: Sequence[float]) -> dict[str, Any]:
+    """Whole numbers at powers of ten and, where these are few, at 2 and 5; plotly would write bare digits."""
+    positive = [value for value in values if value > 0]
+    decades = math.log10(max(positive) / min(positive)) if positive else 0.0
+    step = {} if decades < 0.7 else {"dtick": "D2"} if decades < 4 else {"dtick": 1}
+    return {"type": "log", "tickformat": "~g", **step}
 
 
 def _add_rows(page: Any, rows: Sequence[str], at: dict[str, int]) -> None:

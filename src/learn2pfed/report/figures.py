@@ -31,6 +31,11 @@ def _settings(details: Sequence[Detail]) -> list[str]:
     return sorted({detail.setting for detail in details})
 
 
+def _said(*sentences: tuple[bool, str]) -> str:
+    """Those sentences of a caption that are about something shown."""
+    return " ".join(sentence for shown, sentence in sentences if shown)
+
+
 def lambda_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
     """fig. Λ: the start and the learned diagonal of Λ_i, five clients, by recipe."""
     panels = []
@@ -62,14 +67,22 @@ def lambda_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
                     log_y=True,
                 )
             )
-    caption = (
-        "A small Λ means that a coefficient is the client's own, a large one that it follows the others. In setting 1 "
-        "only x³ differs between clients, in setting 2 also x². Supervised by held-out rows, Λ finds that; in setting "
-        "3 a client's own coefficients move together, and x and x² speak for x³. Supervised by the training loss "
-        "(left; the first five clients, all from the grey start), Λ falls at most clients for shared and own "
-        "coefficients alike: the recipe of the paper learns not to share."
+    if not panels:
+        return None
+    shown = "\n".join(panel.title for panel in panels)
+    caption = _said(
+        (True, "A small Λ means that a coefficient is the client's own, a large one that it follows the others."),
+        ("setting 1" in shown, "In setting 1 only x³ differs between clients."),
+        ("setting 2" in shown, "In setting 2 x² and x³ differ between clients."),
+        ("setting 3" in shown, "In setting 3 a client's own coefficients move together, and x and x² speak for x³."),
+        ("· Learn2pFed\n" in f"{shown}\n", "Learn2pFed is supervised by held-out rows: Λ finds what differs."),
+        (
+            "(paper)" in shown,
+            "The paper's recipe is supervised by the training loss (the first five clients, all from the grey start): "
+            "Λ falls at most clients for shared and own coefficients alike; it learns not to share.",
+        ),
     )
-    return Figure("lambda", "Learned Λ against its start", caption, tuple(panels), 2) if panels else None
+    return Figure("lambda", "Learned Λ against its start", caption, tuple(panels), 2)
 
 
 def fits_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
@@ -95,10 +108,12 @@ def fits_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
                 gaps.append(Series(name, grid.tolist(), (fit - truth).tolist(), "line", colour, legend=False))
         fits.append(Panel(f"setting {setting}", tuple(curves), "x", "y"))
         errors.append(Panel(f"setting {setting}: fit - truth", tuple(gaps), "x", "error"))
+    if not fits:
+        return None
     caption = (
         "Each client sees its own stretch of x. Above: the fits, nearly on top of each other. Below: fit minus truth."
     )
-    return Figure("fits", "Fits over the data, first trial", caption, (*fits, *errors)) if fits else None
+    return Figure("fits", "Fits over the data, first trial", caption, (*fits, *errors), min(3, len(fits)))
 
 
 def history_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
@@ -114,8 +129,10 @@ def history_figure(results: Results, details: Sequence[Detail]) -> Figure | None
                 series.append(Series(f"setting {setting}", epochs, history, "line", COLOURS[place % len(COLOURS)]))
         if series:
             panels.append(Panel(algorithm, tuple(series), "epoch", "outer objective"))
-    caption = (
-        "What supervises Θ, by epoch: the sum of training losses (the paper), and ½ n log of the held-out error (ours)."
+    shown = [panel.title for panel in panels]
+    caption = "What supervises Θ, by epoch. " + _said(
+        ("Learn2pFed (paper)" in shown, "The paper's recipe: the sum of training losses."),
+        ("Learn2pFed" in shown, "Learn2pFed: ½ n log of the held-out error."),
     )
     return Figure("learning", "Learning Θ", caption, tuple(panels), 2) if panels else None
 
@@ -140,10 +157,17 @@ def depth_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
             )
             if series:
                 panels.append(Panel(f"{recipe} · setting {setting}", series, "epoch", "outer objective"))
-    caption = (
-        "With a redrawn start (the paper) a deeper network lowers the training loss sooner; what it learns is to share "
-        "less, and its error is no smaller. With a warm start every epoch goes on where the last ended, so that few "
-        "cells do nearly as well as many."
+    shown = " ".join(panel.title for panel in panels)
+    caption = _said(
+        (
+            "as in the paper" in shown,
+            "With a redrawn start (the paper) a deeper network lowers the training loss sooner; what it learns is to "
+            "share less, and its error is no smaller.",
+        ),
+        (
+            "crossval" in shown,
+            "With a warm start every epoch goes on where the last ended, so that few cells do nearly as well as many.",
+        ),
     )
     return Figure("layers", "Convergence by the number of cells L", caption, tuple(panels)) if panels else None
 
@@ -165,10 +189,14 @@ def lagrangian_figure(results: Results, details: Sequence[Detail]) -> Figure | N
         )
         if series:
             panels.append(Panel(f"setting {setting}", series, "cell", "augmented Lagrangian", log_y=True))
-    caption = (
-        "Θ fixed; ρ in units of a client's mean curvature. From ρ = 1 on it falls at every cell, as Theorem 1 says for "
-        "ρ large enough; with a smaller ρ it rises, towards the same limit from below: falling at every cell is not "
-        "what convergence needs."
+    penalties = [float(series.name.rpartition("= ")[2]) for panel in panels for series in panel.series]
+    caption = "Θ fixed; ρ in units of a client's mean curvature. " + _said(
+        (max(penalties, default=0) >= 1, "From ρ = 1 on it falls at every cell, as Theorem 1 says for ρ large enough."),
+        (
+            min(penalties, default=1) < 1,
+            "With a smaller ρ it rises, towards the same limit from below: falling at every cell is not what "
+            "convergence needs.",
+        ),
     )
     return Figure("lagrangian", "The augmented Lagrangian along cells", caption, tuple(panels)) if panels else None
 
@@ -186,7 +214,9 @@ def panels_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
     best = np.minimum(means["Local-Only"], means["One global model"])
     colours = dict(zip(("Local-Only", "One global model", "Learn2pFed", "REML"), (1, 6, 0, 2), strict=True))
     marks = [(name, COLOURS[colours[name]], (np.array(means[name]) / best).tolist()) for name in names]
-    caption = "Error on held-out rows, as a multiple of the better of alone and together (1)."
+    caption = (
+        "Error on held-out rows, as a multiple of the better of alone and together (1). A grey line joins the methods."
+    )
     panel = Dumbbell("", panels, marks, "RMSE / the better of alone and together")
     return Figure("panels", "Real panels", caption, (panel,), 1)
 
@@ -208,7 +238,11 @@ def methods_figure(results: Results, details: Sequence[Detail]) -> Figure | None
             if any(found):
                 marks.append((variant or "own solver", COLOURS[place], values))
         panels.append(Dumbbell(f"setting {column.setting}", methods, marks, "RMSE"))
-    caption = "Error of every method, mean over trials; smaller is better. Baselines with either model."
+    shown, both = {name for panel in panels for name, _, _ in panel.marks}, " and ".join(variants)
+    caption = "Error of every method, mean over trials; smaller is better. " + _said(
+        (len(shown & set(variants)) > 1, f"A grey line joins a baseline's errors with its two models, {both}."),
+        ("own solver" in shown, "Methods with a solver of their own have the polynomial and one mark."),
+    )
     return Figure("methods", "All methods", caption, tuple(panels), 1) if panels else None
 
 

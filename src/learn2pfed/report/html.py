@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader
 from plotly.offline import get_plotlyjs
 
-from learn2pfed.experiments.registry import differences, find
+from learn2pfed.experiments.base import Experiment
+from learn2pfed.experiments.registry import differences, find, tuned_file, tuned_for
 from learn2pfed.report.drawing import Figure, draw_files, draw_interactive
 from learn2pfed.report.figures import figures
 from learn2pfed.report.tables import Table, tables
@@ -37,17 +39,37 @@ class Page:
 def page_of_experiment(results: Results, details: Details) -> Page:
     """The page of a run."""
     experiment = find(results.experiment)
-    changes = differences(experiment, results.preset, results.config)
     return Page(
         title=experiment.title,
-        about=experiment.about,
+        about=" ".join(filter(None, (experiment.about, tuning_words(experiment, results)))),
         lead=_lead(sorted({row.seed for row in results.rows})),
         tables=tables(results),
         figures=figures(results, details),
-        command=" ".join(["learn2pfed run", results.experiment, "--preset", results.preset, *changes]),
+        command=command_of(experiment, results),
         config=results.config,
         versions=results.versions,
     )
+
+
+def command_of(experiment: Experiment, results: Results) -> str:
+    """The command that does the same again; where the file of --tuned is gone, its values are said one by one."""
+    file = Path(results.tuned) if results.tuned and Path(results.tuned).is_file() else None
+    words = ["learn2pfed", "run", results.experiment, "--preset", results.preset]
+    words += ["--tuned", str(file)] if file else []
+    for change in differences(experiment, results.preset, results.config, tuned_for(experiment, file)):
+        words += ["--set", change]
+    return shlex.join(words)
+
+
+def tuning_words(experiment: Experiment, results: Results) -> str:
+    """Where the methods' settings are from, for an experiment that comes with tuned ones."""
+    if not tuned_file(experiment).exists():
+        return ""
+    groups = {name.partition(".")[0] for name in tuned_for(experiment)}
+    changes = differences(experiment, results.preset, results.config)
+    if any(change.partition(".")[0] in groups for change in changes):
+        return "Settings of the methods were changed for this run: see how it was made."
+    return experiment.tuning
 
 
 def _lead(seeds: Sequence[int]) -> str:

@@ -23,11 +23,22 @@ class Table:
     head: tuple[str, ...]
     body: tuple[tuple[str, ...], ...]
 
+    @property
+    def is_text(self) -> list[bool]:
+        """Which columns stand on the left: the first, and those without numbers or with sentences."""
+        columns = [[row[place] for row in self.body] for place in range(len(self.head))]
+        return [
+            place == 0
+            or not any(cell.lstrip("-")[:1].isdigit() for cell in column)
+            or any(len(cell.split()) > 3 for cell in column)
+            for place, column in enumerate(columns)
+        ]
+
     def markdown(self) -> str:
         """GitHub's form."""
         lines = [
             "| " + " | ".join(self.head) + " |",
-            "|" + "|".join([" --- "] + [" ---: "] * (len(self.head) - 1)) + "|",
+            "|" + "|".join(" --- " if text else " ---: " for text in self.is_text) + "|",
         ]
         return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in self.body])
 
@@ -69,13 +80,20 @@ def metric_table(results: Results, metric: str) -> Table:
     columns = [column for column in experiment.columns(rows) if column.metric == metric]
     known = experiment.variants(results.config)
     variants = [v for v in known if any(row.algorithm.endswith(f", {v}") for row in rows)] or [""]
+    heads = {" · ".join(filter(None, (f"setting {c.setting}", v))): (c, v) for c in columns for v in variants}
     body = []
     for method in dict.fromkeys(method_of(algorithm, known) for algorithm in order(results)):
-        entries = [_entry(rows, method, column, v, variants) for column in columns for v in variants]
+        entries = [_entry(rows, method, *place, variants) for place in heads.values()]
         if any(entries):
             body.append((method, *(mean_std(entry) if entry else "" for entry in entries)))
-    heads = (" · ".join(filter(None, (f"setting {column.setting}", v))) for column in columns for v in variants)
-    return Table(f"{experiment.title}: {metric}", (metric, *heads), tuple(body))
+    return _without_empty(Table(f"{experiment.title}: {metric}", (metric, *heads), tuple(body)))
+
+
+def _without_empty(table: Table) -> Table:
+    """The table without columns in which no row has anything."""
+    kept = [place for place in range(len(table.head)) if place == 0 or any(row[place] for row in table.body)]
+    head, *body = (tuple(row[place] for place in kept) for row in (table.head, *table.body))
+    return Table(table.title, head, tuple(body))
 
 
 def method_of(algorithm: str, variants: Sequence[str]) -> str:
@@ -103,18 +121,9 @@ def cost_table(results: Results) -> Table:
             continue
         cost = [statistics.fmean(getattr(row, name) for row in own) for name in ("seconds", "bytes_up", "bytes_down")]
         alone = algorithm.startswith(("Local-Only", "Least squares, alone"))
-        sent = map(megabytes, cost[1:]) if any(cost[1:]) or alone else ("pooled", "pooled")
+        sent = [number(count / 1e6) for count in cost[1:]] if any(cost[1:]) or alone else ("pooled", "pooled")
         body.append((algorithm, f"{cost[0]:.2f}", *sent))
-    return Table("Cost of a fit", ("", "CPU seconds", "sent by clients", "sent to clients"), tuple(body))
-
-
-def megabytes(count: float) -> str:
-    """Bytes for people.
-
-    >>> megabytes(0), megabytes(1_500_000)
-    ('0', '1.5 MB')
-    """
-    return "0" if count == 0 else f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
+    return Table("Cost of a fit", ("", "CPU seconds", "MB sent by clients", "MB sent to clients"), tuple(body))
 
 
 def tables(results: Results) -> list[Table]:

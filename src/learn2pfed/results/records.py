@@ -49,6 +49,7 @@ class Results(BaseModel):
     preset: str
     versions: dict[str, str]
     config: dict[str, Any]
+    tuned: str | None = Field(None, description="the file of --tuned")
     rows: list[Row] = []
 
     def done(self) -> set[tuple[str, str, int]]:

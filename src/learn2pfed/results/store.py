@@ -30,10 +30,24 @@ def write_whole(path: Path, content: str | bytes) -> None:
         os.chmod(name, 0o644)
         os.replace(name, path)
     except OSError as error:
-        Path(name).unlink(missing_ok=True)
         raise Learn2pFedError(
             f"{path} can't be written ({error.strerror}): choose another folder with --out."
         ) from error
+    finally:
+        Path(name).unlink(missing_ok=True)  # there is nothing of that name once it has become the target
+
+
+def check_free(folder: Path) -> None:
+    """Refuse a folder with something in it, before any work is done."""
+    try:
+        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    except OSError as error:
+        raise Learn2pFedError(f"{folder} can't be used ({error.strerror}): choose another with --out.") from error
+    if taken:
+        raise Learn2pFedError(f"{folder} already holds something: choose another folder with --out.")
+    above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise Learn2pFedError(f"{folder} can't be made in {above}: choose another folder with --out.")
 
 
 def write_results(file: Path, results: Results) -> None:
@@ -65,6 +79,23 @@ def read_details(path: Path) -> Details:
         raise Learn2pFedError(f"{file} is damaged: run the experiment again.") from error
 
 
+def begun(folder: Path, file: str, what: str, *, resume: bool) -> bool:
+    """Whether `file` is there to go on with; refuses to go on without it, to begin anew over it or among others'."""
+    try:
+        there = (folder / file).exists()
+    except OSError as error:
+        raise Learn2pFedError(f"{folder} can't be used ({error.strerror}): choose another with --out.") from error
+    if resume and not there:
+        raise Learn2pFedError(
+            f"There is no {what} to resume in {folder}: leave out --resume to begin one, or say where it is with --out."
+        )
+    if there and not resume:
+        raise Learn2pFedError(f"{folder} already holds a {what}: add --resume to go on, or choose another --out.")
+    if not there:
+        check_free(folder)
+    return there
+
+
 class RunFolder:
     """Where one run lives; every finished fit is on disk at once, so that an interrupted run can go on."""
 
@@ -74,27 +105,25 @@ class RunFolder:
         self.details = details
 
     @classmethod
-    def open(cls, path: Path, fresh: Results, *, resume: bool) -> RunFolder:
-        """A new folder, or an old one of the same configuration to go on with."""
-        try:
-            taken = (path / "results.json").exists()
-        except OSError as error:
-            raise Learn2pFedError(
-                f"{path} can't be used ({error.strerror}): choose another folder with --out."
-            ) from error
-        if not taken:
-            folder = cls(path, fresh, Details())
-            folder._write("config.toml", to_toml(fresh.config))
-            folder.save()
-            return folder
-        if not resume:
-            raise Learn2pFedError(f"{path} already holds a run: add --resume to go on, or choose another --out.")
+    def begin(cls, path: Path, fresh: Results) -> RunFolder:
+        """A new folder; from its first file on it can be gone on with."""
+        folder = cls(path, fresh, Details())
+        write_results(path / "results.json", fresh)
+        folder._write("config.toml", to_toml(fresh.config))
+        folder.save()
+        return folder
+
+    @classmethod
+    def go_on(cls, path: Path, fresh: Results) -> RunFolder:
+        """An old folder of the same configuration."""
         old = read_results(path)
         if (old.experiment, old.preset, old.config) != (fresh.experiment, fresh.preset, fresh.config):
             raise Learn2pFedError(
                 f"{path} holds a run of {old.experiment!r} with other settings: repeat those or choose another --out."
             )
-        return cls(path, old, read_details(path))
+        folder = cls(path, old, read_details(path))
+        folder._write("config.toml", to_toml(old.config))
+        return folder
 
     def add(self, rows: list[Row], detail: Detail | None) -> None:
         """Keep one fit."""
