@@ -58,7 +58,7 @@ def chosen(loads: Loads, clients: Sequence[int]) -> Loads:
     return replace(loads, names=names, values=loads.values[list(clients)])
 
 
-PART = 2**25
+PART = 2**23
 """Numbers in the rows that are made at once."""
 
 
