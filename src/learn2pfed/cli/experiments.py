@@ -87,8 +87,10 @@ def run(
         config = configure(chosen, preset, changes, tuned_for(chosen, tuned))
     kept = config.model_dump(mode="json")
     file = None if tuned is None else str(tuned)
-    fresh = Results(experiment=experiment, preset=preset, versions=versions(), config=kept, tuned=file)
-    tasks = chosen.tasks(config)
+    tasks, notes = chosen.tasks(config), chosen.notes(config)
+    fresh = Results(experiment=experiment, preset=preset, versions=versions(), config=kept, tuned=file, notes=notes)
+    for note in notes:
+        console.print(note, highlight=False, soft_wrap=True)
     with stoppable(f"run {experiment}", path):
         folder = RunFolder.go_on(path, fresh) if old else RunFolder.begin(path, fresh)
         done = folder.results.done()

@@ -69,6 +69,10 @@ class Experiment(ABC):
     def run(self, config: Any, task: Task) -> Done:
         """Do one fit."""
 
+    def notes(self, config: Any) -> list[str]:
+        """What a reader must know of the data that are used: what was dropped or mended, by which rule."""
+        return []
+
     def tunable(self, config: Any) -> dict[str, Space]:
         """Where tuning may look, by method as the configuration names it."""
         return {}

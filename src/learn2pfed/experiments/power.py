@@ -341,6 +341,11 @@ class PowerExperiment(Experiment):
         "lags; Learn2pFed on the lags, and as the head on the lags and on an LSTM's features. Errors are of all "
         "clients, after the last round, in the standardised unit."
     )
+    validation = "log of the RMSE on the last tenth of the training records, mean over settings 1 and 2"
+    tuning = (
+        "Settings were tuned on the last tenth of the training records (of 60 meters in setting 2), with as many "
+        "trials for every method."
+    )
     config_class = PowerConfig
     presets = {  # noqa: RUF012
         "quick": {"n_rounds": 20, "batch_size": 128, "n_joining": 5},
@@ -356,6 +361,21 @@ class PowerExperiment(Experiment):
     def variants(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         """The LSTM, and the linear model."""
         return LSTM, LINEAR
+
+    def notes(self, config: PowerConfig) -> list[str]:
+        """Sources, and the meters that a rule dropped."""
+        used = [config.source] if "1" in config.settings else []
+        used += [config.crowd] if set(config.settings) - {"1"} else []
+        found = []
+        for source in dict.fromkeys(used):
+            loads = _loads(source, None)
+            found.append(f"{loads.source}: {len(loads.names)} meters, {loads.values.shape[1]:,} records each.")
+            found += [
+                f"{len(names)} dropped, {rule}: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}."
+                for rule, names in loads.dropped.items()
+            ]
+            found += loads.notes
+        return found
 
     def tasks(self, config: PowerConfig) -> list[Task]:
         """Method by method, quickest first."""

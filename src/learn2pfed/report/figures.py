@@ -241,7 +241,7 @@ def methods_figure(results: Results, details: Sequence[Detail]) -> Figure | None
     shown, both = {name for panel in panels for name, _, _ in panel.marks}, " and ".join(variants)
     caption = "Error of every method, mean over trials; smaller is better. " + _said(
         (len(shown & set(variants)) > 1, f"A grey line joins a baseline's errors with its two models, {both}."),
-        ("own solver" in shown, "Methods with a solver of their own have the polynomial and one mark."),
+        ("own solver" in shown, "Methods with a solver of their own have one mark."),
     )
     return Figure("methods", "All methods", caption, tuple(panels), 1) if panels else None
 
@@ -307,7 +307,7 @@ def forecasts_figure(results: Results, details: Sequence[Detail]) -> Figure | No
 def lags_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
     """How far the coefficient of each lag follows the others."""
     panels = []
-    for setting in _settings(details):
+    for setting in ("1", "2", "scarce"):
         detail = _find(details, "Learn2pFed, linear", setting, "lam")
         if detail is None or len(detail.series["lam"]) != 1 + len(detail.series["lags"]):
             continue

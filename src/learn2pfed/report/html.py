@@ -48,6 +48,7 @@ def page_of_experiment(results: Results, details: Details) -> Page:
         command=command_of(experiment, results),
         config=results.config,
         versions=results.versions,
+        words=[("The data", results.notes)] if results.notes else (),
     )
 
 

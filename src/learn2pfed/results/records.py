@@ -50,6 +50,7 @@ class Results(BaseModel):
     versions: dict[str, str]
     config: dict[str, Any]
     tuned: str | None = Field(None, description="the file of --tuned")
+    notes: list[str] = Field([], description="of the data: what was dropped or mended, by which rule")
     rows: list[Row] = []
 
     def done(self) -> set[tuple[str, str, int]]:
