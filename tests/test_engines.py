@@ -9,6 +9,7 @@ import torch
 
 from learn2pfed.algorithms.base import Outcome, Spec
 from learn2pfed.algorithms.learn2pfed import Learn2pFed
+from learn2pfed.data.federated import cohort
 from learn2pfed.engines.messages import decode, encode, receive, size
 from learn2pfed.engines.plain import run_plain
 from learn2pfed.engines.simulation import run_simulation
@@ -124,11 +125,14 @@ def kinds(chosen: Settings) -> list[str]:
     return ["describe", "prepare", *epoch * chosen.n_epochs, "refit"]
 
 
+@pytest.mark.parametrize("join", [1.0, 0.5])
 @pytest.mark.parametrize("kind", ["epoch", "cell", "loss", "adjoint", "learn"])
-def test_a_reply_lost_in_one_epoch_leaves_the_client_in_the_run(kind: str) -> None:
+def test_a_reply_lost_in_one_epoch_leaves_the_client_in_the_run(kind: str, join: float) -> None:
     """The run goes on without it for that epoch, and in the end it has its own model again."""
-    data, chosen = random_data(), Settings(**SHORT | {"n_epochs": 12, "refit_cells": 4000})
-    number = kinds(chosen).index(kind, 40)
+    data, chosen = random_data(), Settings(**SHORT | {"n_epochs": 12, "refit_cells": 4000, "join": join})
+    length = 2 * chosen.n_cells + 3
+    epoch = next(e for e in range(4, 12) if 1 in cohort(4, join, 0, e))
+    number = kinds(chosen).index(kind, 2 + epoch * length)
     whole = run_plain(Learn2pFed(chosen), data)
     outcome = run_plain(Learn2pFed(chosen), data, wire=lambda n, i, reply: None if (n, i) == (number, 1) else reply)
     assert outcome.missing == {1: 1}
