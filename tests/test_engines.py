@@ -14,8 +14,10 @@ from learn2pfed.engines.messages import decode, encode, receive, size
 from learn2pfed.engines.plain import run_plain
 from learn2pfed.engines.simulation import run_simulation
 from learn2pfed.errors import DivergenceError, Learn2pFedError, MessageError
+from learn2pfed.unrolled.network import zero_state
 from learn2pfed.unrolled.settings import GROUPS, Settings
 from learn2pfed.unrolled.softmax import Softmax
+from learn2pfed.unrolled.training import welcome
 from tests.conftest import random_data, random_labels
 
 SHORT = {"n_epochs": 6, "n_warmup": 2, "n_cells": 4, "refit_cells": 40, "n_repeats": 3}
@@ -123,6 +125,23 @@ def kinds(chosen: Settings) -> list[str]:
     """The exchanges of a run by number, nobody missing."""
     epoch = ["epoch", *["cell"] * chosen.n_cells, "loss", *["adjoint"] * chosen.n_cells, "learn"]
     return ["describe", "prepare", *epoch * chosen.n_epochs, "refit"]
+
+
+def test_who_comes_for_the_first_time_starts_from_w() -> None:
+    """Then z - v + w = 0, so that its dual variable is still 0 after eq. (9)."""
+    client = random_data().clients[0]
+    algorithm = Learn2pFed(Settings(**SHORT))
+    one, first = torch.ones(1, dtype=torch.float64), torch.ones(1, dtype=torch.int64)
+    state = algorithm.enter(0, client)
+    n_splits, _, k = state.now.v.shape
+    state, _ = algorithm.handle("prepare", state, client, {"scale": one.expand(k), "conditioning": one})
+    state, _ = algorithm.handle("epoch", state, client, {"lam": torch.zeros(1, k).double(), "epoch": first})
+    state, _ = algorithm.handle("cell", state, client, {"w": one.expand(n_splits, k), "cell": first})
+    assert (state.now.alpha == 0).all()
+    there, heard = zero_state(1, 3, k), torch.tensor([False, True, False])
+    welcome(there, one.expand(1, k), heard, torch.tensor([0, 1]))
+    assert there.v[0].tolist() == [[1.0] * k, [0.0] * k, [0.0] * k]
+    assert heard.tolist() == [True, True, False]
 
 
 @pytest.mark.parametrize("join", [1.0, 0.5])
