@@ -111,9 +111,15 @@ class Study(NamedTuple):
 
     rows: Forecasting
     join: float  # share of the clients that take part in a round
-    newcomers: Forecasting | None = None  # who come after the others have learned
-    plane: NDArray[np.float64] | None = None  # t-SNE map of all meters
+    newcomers: Forecasting | None = None  # setting 3: who come after the others have learned
+    apart: Forecasting | None = None  # setting 1: the meters that take no part
+    plane: NDArray[np.float64] | None = None  # setting 1: t-SNE map of all meters
     picked: tuple[int, ...] = ()  # the meters on it that take part
+
+    @property
+    def judged(self) -> Forecasting:
+        """Of whom the errors are: in setting 3 the newcomers."""
+        return self.rows if self.newcomers is None else self.newcomers
 
 
 TUNING_SEED = 500
@@ -135,7 +141,7 @@ def study_of(config: PowerConfig, setting: str, seed: int, tuning: bool = False)
         picked, plane = most_distinct(loads, config.n_distinct)
         others = [i for i in range(len(loads.names)) if i not in picked]
         apart = cut(chosen(loads, others)) if others else None
-        return Study(cut(chosen(loads, picked)), 1.0, apart, plane, picked)
+        return Study(cut(chosen(loads, picked)), 1.0, apart=apart, plane=plane, picked=picked)
     if setting == SCARCE:
         loads = _loads(config.crowd, None)
         drawn = np.random.default_rng(seed).choice(len(loads.names), min(config.n_scarce, len(loads.names)), False)
@@ -187,21 +193,16 @@ def _closed(fitted: Callable[[FederatedData], Tensor]) -> Callable[[PowerConfig,
     """A method whose models follow from the judged clients' own rows."""
 
     def make(config: PowerConfig, study: Study, seed: int) -> Made:
-        rows = judged_rows(study)
+        rows = study.judged
         models, seconds = timed(lambda: fitted(rows.train.all))
         return Made(errors(models, rows.test), Outcome(models, models.mean(0), [], {}), seconds)
 
     return make
 
 
-def judged_rows(study: Study) -> Forecasting:
-    """Of whom the errors are: in setting 3 the newcomers."""
-    return study.newcomers if study.newcomers is not None and study.plane is None else study.rows
-
-
 def naive(config: PowerConfig, study: Study, seed: int) -> Made:
     """The same hour yesterday."""
-    rows = judged_rows(study)
+    rows = study.judged
     yesterday = torch.nn.functional.one_hot(torch.tensor(rows.day), rows.train.n_features).double()
     models = yesterday.repeat(len(rows.train), 1)
     return Made(errors(models, rows.test), Outcome(models, models[0], [], {}), 0.0)
@@ -209,7 +210,7 @@ def naive(config: PowerConfig, study: Study, seed: int) -> Made:
 
 def together(config: PowerConfig, study: Study, seed: int) -> Made:
     """One least-squares model for all; newcomers take it as it is."""
-    rows = judged_rows(study)
+    rows = study.judged
     outcome, seconds = timed(lambda: one_for_all(study.rows.train.all))
     models = outcome.global_model.expand(len(rows.train), -1)
     return Made(errors(models, rows.test), replace(outcome, models=models), seconds)
@@ -232,17 +233,13 @@ def learn2pfed_linear(config: PowerConfig, study: Study, seed: int) -> Made:
     """Learn2pFed on the lags; clients that took no part follow w as far as Λ says."""
     algorithm = Learn2pFed(head_settings(config, study, seed))
     outcome, seconds = timed(lambda: run_simulation(algorithm, study.rows.train))
-    rows = judged_rows(study)
-    models = outcome.models
+    lam, w, rows = outcome.insight["lam"][0], outcome.global_model, study.judged
+    models = outcome.models if study.newcomers is None else follow(study.newcomers.train, w, lam)
     some = study.rows.train.subset(next(iter(study.rows.train.parts())))
-    series: dict[str, Any] = {"lam": rounded(pull(some, outcome.insight["lam"][0]).tolist())}
+    series: dict[str, Any] = {"lam": rounded(pull(some, lam).tolist())}
     series["lags"] = list(study.rows.lags)
-    if study.newcomers is not None:
-        adapted = follow(study.newcomers.train, outcome.global_model, outcome.insight["lam"][0])
-        if rows is study.newcomers:
-            models = adapted
-        else:
-            series["apart"] = _weeks(study.newcomers.test, adapted)
+    if study.apart is not None:
+        series["apart"] = _weeks(study.apart.test, follow(study.apart.train, w, lam))
     if study.plane is not None:
         series |= {"weeks": _weeks(rows.test, models), "plane": rounded(study.plane.tolist())}
         series["picked"] = list(study.picked)
@@ -411,7 +408,7 @@ class PowerExperiment(Experiment):
         _, name, variant = next(row for row in self._rows(config) if row[0] == task.algorithm)
         study = study_of(config, task.setting, task.seed)
         made = self.made(config, name, variant, study, task.seed, first=task.seed == config.first_seed)
-        rows = judged_rows(study)
+        rows = study.judged
         rmse = np.sqrt(made.mse)
         measured = over_clients("RMSE", rmse, [len(rows.test.times)] * len(rmse), larger_is_better=False)
         if rows.unit is not None:
