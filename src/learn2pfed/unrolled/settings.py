@@ -175,10 +175,14 @@ class Settings(BaseModel):
         return self.carry_adjoint and self.start == "warm" and self.gradient == "exact"
 
     def rate(self, epoch: int) -> float:
-        """Step size at `epoch`: zero while warming up, then flat or a half cosine down to 2 %."""
+        """Step size at `epoch`: zero while warming up, then flat or a half cosine down to 2 %, or to 0 with `join` < 1.
+
+        Where some sit out, gradients are a little old, and only steps that vanish bring them to rest.
+        """
         if epoch < self.n_warmup:
             return 0.0
         if not self.decay:
             return self.learning_rate
         done = (epoch - self.n_warmup) / max(1, self.n_epochs - self.n_warmup)
-        return self.learning_rate * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
+        least = 0.02 if self.join == 1 else 0.0
+        return self.learning_rate * (least + (1 - least) * 0.5 * (1 + math.cos(math.pi * done)))
