@@ -74,7 +74,9 @@ class Settings(BaseModel):
     learning_rate: Annotated[float, Span(0.02, 0.5)] = Field(0.1, gt=0, description="Adam's step size on log Θ")
     beta1: float = Field(0.9, ge=0, lt=1, description="Adam's memory of gradients")
     beta2: float = Field(0.9, ge=0, lt=1, description="Adam's memory of squared gradients")
-    decay: bool = Field(True, description="let the step size fall along a half cosine to 2 % of its start")
+    decay: bool = Field(
+        True, description="let the step size fall along a half cosine to 2 % (join < 1: 0) of its start"
+    )
 
     join: float = Field(
         1.0, gt=0, le=1, description="share of the clients that take part in an epoch, and in a pass of the refit"
