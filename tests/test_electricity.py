@@ -115,7 +115,10 @@ def test_the_years_are_kept_from_the_end_of_their_first_quarter(written: Write) 
     assert loads.values.shape == (1, 366 * 96)
     assert loads.start == pd.Timestamp("2012-01-01 00:15")
     with pytest.raises(Learn2pFedError, match="not all of 2012 to 2014: it is truncated"):
-        load(path)  # told by its content
+        read_diagrams(path)
+    own = load(path)  # told by its content; one's own file keeps its years and is called by its name
+    assert own.values.shape == (1, len(times))
+    assert own.source.startswith(str(path))
     with pytest.raises(Learn2pFedError, match="no records of 2015 to 2016"):
         read_diagrams(path, years=(2015, 2016))
 

@@ -79,8 +79,8 @@ def test_no_row_reaches_over_a_break() -> None:
     assert seen.tolist() == [*range(8, 20), *range(28, 40)]
 
 
-@pytest.mark.parametrize(("horizon", "lag"), [(1, 4), (2, 4), (4, 4), (5, 5)])
-def test_yesterday_is_the_same_hour_or_the_latest_that_is_known(horizon: int, lag: int) -> None:
+@pytest.mark.parametrize(("horizon", "lag"), [(1, 4), (2, 4), (4, 4), (5, 8), (8, 8)])
+def test_the_naive_forecast_is_the_same_hour_of_the_latest_day_that_is_known(horizon: int, lag: int) -> None:
     rows = forecasting(curves(), horizon, n_days=3)
     assert rows.lags[rows.day - 1] == lag
 
@@ -178,7 +178,7 @@ def test_the_naive_forecast_and_least_squares_are_what_they_say() -> None:
         gaps.append(np.sqrt(np.mean((client.X[:, 24] - client.y).numpy() ** 2)))
         v = np.linalg.lstsq(seen.X.numpy(), seen.y.numpy(), rcond=None)[0]
         fits.append(np.sqrt(np.mean((client.X.numpy() @ v - client.y.numpy()) ** 2)))
-    assert rmse(config, "1", "Same hour yesterday")["RMSE"] == pytest.approx(np.mean(gaps))
+    assert rmse(config, "1", "Seasonal naive")["RMSE"] == pytest.approx(np.mean(gaps))
     assert rmse(config, "1", "Least squares, alone")["RMSE"] == pytest.approx(np.mean(fits))
 
 
@@ -195,7 +195,7 @@ def test_every_row_of_every_setting_runs() -> None:
         if task.algorithm.startswith(("FedAvg", "Learn2pFed")):
             assert done.rows[0].bytes_up > 0
     assert {algorithm for setting, algorithm in found if setting == "1"} == {
-        "Same hour yesterday",
+        "Seasonal naive",
         "Least squares, alone",
         "Least squares, together",
         "FedAvg, linear",
@@ -251,6 +251,8 @@ def test_tuning_never_sees_the_last_tenth() -> None:
     spaces = PowerExperiment().tunable(config)
     assert {"learn2pfed", "body", "lstm.ditto", "linear.fedrep"} <= spaces.keys()
     assert np.isfinite(PowerExperiment().validate(config, "linear.fedavg"))
+    with pytest.raises(Learn2pFedError, match="settings 1 and 2"):
+        PowerExperiment().tunable(small(settings=["3: one day"]))
 
 
 @pytest.mark.parametrize(
@@ -264,6 +266,8 @@ def test_tuning_never_sees_the_last_tenth() -> None:
         ({"newcomers": 0.99}, "leaves nobody"),
         ({"minutes": 7}, "no multiple"),
         ({"horizon": 6000}, "give longer curves"),
+        ({"algorithms": ["ridge"], "settings": ["1"]}, "nothing to do"),
+        ({"algorithms": ["ditto"], "settings": ["3: one day"]}, "nothing to do"),
     ],
 )
 def test_what_can_not_be_studied_is_refused_before_anything_runs(changes: dict[str, Any], message: str) -> None:

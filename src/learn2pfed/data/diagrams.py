@@ -92,12 +92,16 @@ def _records(
     types = {name: pa.float32() for name in columns} | {columns[0]: pa.timestamp("s")}
     times, values = [np.empty(0, "datetime64[s]")], [np.empty((n_meters, 0), np.float32)]
     try:
-        for block in csv.open_csv(
+        reader = csv.open_csv(
             stream,
             csv.ReadOptions(column_names=columns, block_size=BLOCK, use_threads=False),  # errors then name the row
             csv.ParseOptions(delimiter=";"),
             csv.ConvertOptions(column_types=types, decimal_point=","),
-        ):
+        )
+    except pa.ArrowInvalid as error:
+        raise Learn2pFedError(f"{path}: {_complaint(str(error))}.") from error
+    try:
+        for block in reader:
             if block.column(0).null_count:
                 raise Learn2pFedError(
                     f"{path}: {block.column(0).null_count} record(s) have no time: mend or drop them."
@@ -110,6 +114,8 @@ def _records(
                 values.append(np.stack([load[inside] for load in loads]))
     except pa.ArrowInvalid as error:
         raise Learn2pFedError(f"{path}: {_complaint(str(error))}.") from error
+    finally:
+        reader.close()  # what reads ahead must not outlive us
     if len(times) == 1:
         raise Learn2pFedError(f"{path} has no records of {_words(years)}: it is truncated, or name the years it has.")
     return np.concatenate(times), np.concatenate(values, axis=1)

@@ -6,6 +6,7 @@ What is odd in a file is either refused with a sentence or dropped by a rule tha
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,8 @@ def load(source: str | Path) -> Loads:
     """Load curves by name or from a file.
 
     "sample" ships with the package; "ecl", "ecl-20" and "households" are in the cache after `learn2pfed data get`;
-    anything else is the path of one of these files, told by what is in it. For a file called ecl write ./ecl.
+    anything else is the path of one of these files, told by what is in it, or of one's own in the format of the first,
+    of which all years are kept. For a file called ecl write ./ecl.
 
     >>> load("sample").values.shape
     (20, 5000)
@@ -42,7 +44,10 @@ def load(source: str | Path) -> Loads:
         return _ecl_20(np.load(SAMPLE)["values"])
     named = source_named(str(source))
     path = cached_files(named)[0] if named else Path(source)
-    return _reader(path)(path)
+    reader = _reader(path)
+    if named is None and reader is read_diagrams:  # anybody's meters may stand in such a file, and any years
+        return replace(read_diagrams(path, years=None), source=f"{path}, in the format of {ECL.file}")
+    return reader(path)
 
 
 def _reader(path: Path) -> Callable[[Path], Loads]:

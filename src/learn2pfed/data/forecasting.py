@@ -122,8 +122,8 @@ class Forecasting:
 
     @property
     def day(self) -> int:
-        """Where the feature "the same hour yesterday" stands, or the nearest that is known."""
-        return 1 + min(range(len(self.lags)), key=lambda j: abs(self.lags[j] - self.per_day))
+        """Where the feature stands that has the target's hour of the latest day that is known."""
+        return 1 + self.lags.index(-(-self.lags[0] // self.per_day) * self.per_day)
 
 
 def forecasting(

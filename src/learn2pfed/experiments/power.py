@@ -201,7 +201,7 @@ def _closed(fitted: Callable[[FederatedData], Tensor]) -> Callable[[PowerConfig,
 
 
 def naive(config: PowerConfig, study: Study, seed: int) -> Made:
-    """The same hour yesterday."""
+    """The same hour of the latest day that is known."""
     rows = study.judged
     yesterday = torch.nn.functional.one_hot(torch.tensor(rows.day), rows.train.n_features).double()
     models = yesterday.repeat(len(rows.train), 1)
@@ -239,9 +239,9 @@ def learn2pfed_linear(config: PowerConfig, study: Study, seed: int) -> Made:
     series: dict[str, Any] = {"lam": rounded(pull(some, lam).tolist())}
     series["lags"] = list(study.rows.lags)
     if study.apart is not None:
-        series["apart"] = _weeks(study.apart.test, follow(study.apart.train, w, lam))
+        series["apart"] = _weeks(study.apart.test, follow(study.apart.train, w, lam), rows.per_day)
     if study.plane is not None:
-        series |= {"weeks": _weeks(rows.test, models), "plane": rounded(study.plane.tolist())}
+        series |= {"weeks": _weeks(rows.test, models, rows.per_day), "plane": rounded(study.plane.tolist())}
         series["picked"] = list(study.picked)
     return Made(errors(models, rows.test), replace(outcome, models=models), seconds, series)
 
@@ -310,7 +310,7 @@ SOLVERS: dict[str, Callable[[PowerConfig, Study, int], Made]] = {
 """What needs no rounds."""
 
 TITLES = {
-    "naive": "Same hour yesterday",
+    "naive": "Seasonal naive",
     "least-squares": "Least squares, alone",
     "ridge": "Ridge, alone",
     "global": "Least squares, together",
@@ -334,9 +334,10 @@ class PowerExperiment(Experiment):
         "Setting 2: all meters, some of them a round. Setting 3: newcomers with one day, three days, one week of rows "
         "to learn from (the lags of these rows reach a week further back), after the others have learned; they follow "
         "the others' model as far as the learned participation says. Scarce: a week of rows at the source's own clock. "
-        "Every baseline runs with the paper's LSTM on the lags in their order, and with a linear model on the same "
-        "lags; Learn2pFed on the lags, and as the head on the lags and on an LSTM's features. Errors are of all "
-        "clients, after the last round, in the standardised unit."
+        "In settings 1 and 2 every baseline runs with the paper's LSTM on the lags in their order, and with a linear "
+        "model on the same lags; Learn2pFed on the lags, and as the head on the lags and on an LSTM's features. Errors "
+        "are of all clients (in setting 3 of the newcomers), after the last round, each in units of the records that "
+        "the client learned from."
     )
     validation = "log of the RMSE on the last tenth of the training records, mean over settings 1 and 2"
     tuning = (
@@ -388,7 +389,7 @@ class PowerExperiment(Experiment):
             raise Learn2pFedError(f"settings: unknown {strange[0]!r}; there are {', '.join(SETTINGS)}.")
         for setting in config.settings:  # refuses what can't be, before anything runs
             study_of(config, setting, config.first_seed)
-        return [
+        found = [
             Task(setting, title, seed)
             for title, name, variant in self._rows(config)
             for setting in config.settings
@@ -396,6 +397,11 @@ class PowerExperiment(Experiment):
             if (variant == LINEAR and name == "learn2pfed") or not variant or setting in ("1", "2")
             if not (setting in ("1", "2") and name == "ridge")
         ]
+        if not found:
+            raise Learn2pFedError(
+                "There is nothing to do: baselines run in settings 1 and 2, ridge in the others, the rest in all."
+            )
+        return found
 
     def _rows(self, config: PowerConfig) -> list[tuple[str, str, str]]:
         """Title, method and variant, in the order in which they run."""
@@ -435,6 +441,8 @@ class PowerExperiment(Experiment):
 
     def tunable(self, config: PowerConfig) -> dict[str, Space]:
         """Learn2pFed, the LSTM under its head, and every baseline with either model."""
+        if not {"1", "2"} & set(config.settings):
+            raise Learn2pFedError("power is tuned in settings 1 and 2: name one of them.")
         spaces: dict[str, Space] = {}
         if "learn2pfed" in config.algorithms:
             spaces = {"learn2pfed": search_space(Settings), "body": search_space(BodySettings)}
@@ -463,16 +471,17 @@ class PowerExperiment(Experiment):
         return places.get(algorithm, places.get(algorithm.rpartition(", ")[0], len(places)))
 
     def columns(self, rows: Sequence[Row]) -> list[Column]:
-        """Each metric over the settings."""
-        return by_setting_and_metric(rows)
+        """Each metric over the settings, in their order."""
+        metrics = list(dict.fromkeys(row.metric for row in rows))
+        found = by_setting_and_metric(rows)
+        return sorted(found, key=lambda column: (metrics.index(column.metric), SETTINGS.index(column.setting)))
 
 
-def _weeks(test: Windows, models: Tensor) -> list[dict[str, Any]]:
+def _weeks(test: Windows, models: Tensor, per_day: int) -> list[dict[str, Any]]:
     """Truth and forecast of the last week, of up to three clients."""
-    found = []
+    found, last = [], slice(-7 * per_day, None)
     for i in range(min(3, len(test))):
         client = test.subset([i])
-        last = slice(-7 * 24, None)
         truth, forecast = client.y[last], (client.X[last] @ models[i])
         found.append({"name": test.names[i], "truth": rounded(truth.tolist()), "forecast": rounded(forecast.tolist())})
     return found

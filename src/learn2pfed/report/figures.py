@@ -251,7 +251,8 @@ def rounds_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
     panels = []
     for variant in find(results.experiment).variants(results.config):
         for setting in _settings(details):
-            chosen = [d for d in details if d.setting == setting and d.algorithm.endswith(f", {variant}")]
+            found = [d for d in details if d.setting == setting and d.algorithm.endswith(f", {variant}")]
+            chosen = sorted(found, key=lambda d: find(results.experiment).rank(d.algorithm))
             series = tuple(
                 Series(
                     d.algorithm.removesuffix(f", {variant}"),

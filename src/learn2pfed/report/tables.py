@@ -120,7 +120,7 @@ def cost_table(results: Results) -> Table:
         if not own:
             continue
         cost = [statistics.fmean(getattr(row, name) for row in own) for name in ("seconds", "bytes_up", "bytes_down")]
-        alone = algorithm.startswith(("Local-Only", "Same hour")) or algorithm.endswith(", alone")
+        alone = algorithm.startswith(("Local-Only", "Seasonal naive")) or algorithm.endswith(", alone")
         sent = [number(count / 1e6) for count in cost[1:]] if any(cost[1:]) or alone else ("pooled", "pooled")
         body.append((algorithm, f"{cost[0]:.2f}", *sent))
     return Table("Cost of a fit", ("", "CPU seconds", "MB sent by clients", "MB sent to clients"), tuple(body))
