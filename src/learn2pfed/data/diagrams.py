@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -91,34 +92,42 @@ def _records(
     columns = [str(place) for place in range(n_meters + 1)]
     types = {name: pa.float32() for name in columns} | {columns[0]: pa.timestamp("s")}
     times, values = [np.empty(0, "datetime64[s]")], [np.empty((n_meters, 0), np.float32)]
-    try:
-        reader = csv.open_csv(
-            stream,
-            csv.ReadOptions(column_names=columns, block_size=BLOCK, use_threads=False),  # errors then name the row
-            csv.ParseOptions(delimiter=";"),
-            csv.ConvertOptions(column_types=types, decimal_point=","),
-        )
-    except pa.ArrowInvalid as error:
-        raise Learn2pFedError(f"{path}: {_complaint(str(error))}.") from error
-    try:
-        for block in reader:
-            if block.column(0).null_count:
-                raise Learn2pFedError(
-                    f"{path}: {block.column(0).null_count} record(s) have no time: mend or drop them."
-                )
-            when = block.column(0).to_numpy(zero_copy_only=False)
-            inside = _inside(when, years)
-            if inside.any():
-                times.append(when[inside])
-                loads = (column.to_numpy(zero_copy_only=False) for column in block.columns[1:])
-                values.append(np.stack([load[inside] for load in loads]))
-    except pa.ArrowInvalid as error:
-        raise Learn2pFedError(f"{path}: {_complaint(str(error))}.") from error
-    finally:
-        reader.close()  # what reads ahead must not outlive us
+    before = 1  # lines above the block: the header
+    for text in _blocks(stream):
+        try:
+            block = csv.read_csv(
+                pa.BufferReader(text),
+                csv.ReadOptions(column_names=columns, use_threads=False),  # errors then name the row
+                csv.ParseOptions(delimiter=";"),
+                csv.ConvertOptions(column_types=types, decimal_point=","),
+            )
+        except pa.ArrowInvalid as error:
+            raise Learn2pFedError(f"{path}: {_complaint(str(error), before)}.") from error
+        before += text.count(b"\n")
+        if block.column(0).null_count:
+            raise Learn2pFedError(f"{path}: {block.column(0).null_count} record(s) have no time: mend or drop them.")
+        when = block.column(0).to_numpy()
+        inside = _inside(when, years)
+        if inside.any():
+            times.append(when[inside])
+            values.append(np.stack([column.to_numpy()[inside] for column in block.columns[1:]]))
     if len(times) == 1:
         raise Learn2pFedError(f"{path} has no records of {_words(years)}: it is truncated, or name the years it has.")
     return np.concatenate(times), np.concatenate(values, axis=1)
+
+
+def _blocks(stream: IO[bytes]) -> Iterator[bytes]:
+    """Whole lines, about BLOCK bytes at a time. (Arrow's own reader of streams leaves a thread behind.)"""
+    rest = b""
+    while text := stream.read(BLOCK):
+        head, newline, tail = text.rpartition(b"\n")
+        if newline:
+            yield rest + head + newline
+            rest = tail
+        else:
+            rest += text
+    if rest.strip():
+        yield rest
 
 
 def _inside(when: NDArray[np.datetime64], years: tuple[int, int] | None) -> NDArray[np.bool_]:
@@ -139,10 +148,10 @@ def _words(years: tuple[int, int] | None) -> str:
     return "any year" if years is None else f"{years[0]} to {years[1]}"
 
 
-def _complaint(error: str) -> str:
-    """What the parser says, as something to do; its rows are counted from 1, after the header."""
+def _complaint(error: str, before: int) -> str:
+    """What the parser says, as something to do; its rows are counted from 1, `before` lines above."""
     place = re.search(r"Row #(\d+)", error)
-    line = f"line {int(place[1]) + 1}" if place else "a line"
+    line = f"line {int(place[1]) + before}" if place else "a line"
     if found := re.search(r"Expected (\d+) columns, got (\d+)", error):
         return f"{line} has {found[2]} cells where the header has {found[1]}: it is truncated or damaged: get it again"
     if found := re.search(r"column #(\d+).*invalid value '(.*)'", error, re.DOTALL):
