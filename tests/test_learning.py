@@ -16,7 +16,7 @@ from learn2pfed.data.federated import FederatedData
 from learn2pfed.data.polynomial import BASE, polynomial
 from learn2pfed.engines.simulation import run_simulation
 from learn2pfed.errors import DivergenceError, Learn2pFedError
-from learn2pfed.experiments.base import curve_errors
+from learn2pfed.experiments.polynomial import curve_errors
 from learn2pfed.unrolled.network import check_finite
 from learn2pfed.unrolled.settings import GROUPS, Settings
 from tests.conftest import random_data

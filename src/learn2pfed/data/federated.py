@@ -123,6 +123,11 @@ class Samples:
         """Which client each row belongs to, (N,)."""
         return torch.repeat_interleave(torch.arange(len(self)), torch.tensor(self.sizes))
 
+    def means(self, values: Tensor) -> Tensor:
+        """The mean over each client's rows of a value per row, (N,); (M,)."""
+        sums = values.new_zeros(len(self)).index_add_(0, self.owner, values)
+        return sums / torch.tensor(self.sizes)
+
     def pick(self, chosen: Tensor) -> Self:
         """Only some of each client's rows; `chosen` is a mask, (N,)."""
         counts = torch.zeros(len(self), dtype=torch.int64).index_add_(0, self.owner, chosen.long())

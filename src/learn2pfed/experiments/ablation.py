@@ -13,11 +13,10 @@ from learn2pfed.experiments.base import (
     Experiment,
     Task,
     by_setting_and_metric,
-    curve_errors,
     rows_of,
     timed,
 )
-from learn2pfed.experiments.polynomial import StudyConfig, talk
+from learn2pfed.experiments.polynomial import StudyConfig, curve_errors, talk
 from learn2pfed.results.records import Row
 from learn2pfed.unrolled.settings import GROUPS, GroupName
 

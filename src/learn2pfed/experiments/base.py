@@ -9,10 +9,11 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
 
 from learn2pfed.algorithms.base import Outcome
-from learn2pfed.data.polynomial import Polynomial
+from learn2pfed.data.federated import FederatedData
 from learn2pfed.errors import Learn2pFedError
 from learn2pfed.results.records import Detail, Row
 from learn2pfed.search import Space
@@ -44,6 +45,18 @@ class Config(BaseModel):
     """An experiment's configuration; unknown names are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Trials(Config):
+    """How often everything is done."""
+
+    first_seed: int = Field(0, ge=0, description="of the first trial")
+    n_seeds: int = Field(5, ge=1, description="trials (--seeds)")
+
+    @property
+    def seeds(self) -> range:
+        """The seeds, one a trial."""
+        return range(self.first_seed, self.first_seed + self.n_seeds)
 
 
 class Experiment(ABC):
@@ -99,16 +112,16 @@ def timed(fit: Callable[[], T]) -> tuple[T, float]:
     return fit(), time.process_time() - start
 
 
-def by_client(study: Polynomial, outcome: Outcome) -> NDArray[np.float64]:
-    """Mean squared error to the noise-free function on each client's own x."""
-    clients = enumerate(study.data.clients)
-    return np.array([np.mean((c.X.numpy() @ outcome.models[i].numpy() - study.truth(i)) ** 2) for i, c in clients])
+def squared_errors(models: Tensor, data: FederatedData) -> NDArray[np.float64]:
+    """Mean squared error of each client's linear model on its rows, (M,)."""
+    gaps = (data.X * models[data.owner]).sum(1) - data.y
+    found: NDArray[np.float64] = data.means(gaps.square()).numpy()
+    return found
 
 
-def curve_errors(study: Polynomial, outcome: Outcome) -> dict[str, float]:
-    """RMSE and MSE to the noise-free function on each client's own x, each averaged over clients."""
-    mse = by_client(study, outcome)
-    return {"RMSE": float(np.sqrt(mse).mean()), "MSE": float(mse.mean())}
+def pull(data: FederatedData, lam: Tensor) -> Tensor:
+    """Λ in units of a typical client's curvature, in which it says how far a coefficient follows the others."""
+    return lam / (data.X.square().sum(0) / len(data))
 
 
 def over_clients(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -12,14 +12,16 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field
 
 from learn2pfed.algorithms.base import Outcome
-from learn2pfed.algorithms.registry import baseline
+from learn2pfed.algorithms.registry import BASELINES, baseline
 from learn2pfed.algorithms.rounds import Rounds
 from learn2pfed.data.federated import Samples
 from learn2pfed.engines.plain import run_plain
 from learn2pfed.engines.rounds import Simulator, marks_of, run_rounds
-from learn2pfed.errors import DivergenceError, Learn2pFedError, SettingError
-from learn2pfed.experiments.base import Config
+from learn2pfed.errors import DivergenceError, Learn2pFedError, SettingError, instead
+from learn2pfed.experiments.base import Column, Config, Experiment, by_setting_and_metric
 from learn2pfed.models.network import Network
+from learn2pfed.results.records import Row, rounded
+from learn2pfed.search import Space, search_space
 from learn2pfed.tasks import Task
 
 PROTOCOL = ("n_rounds", "join", "epochs", "batch_size")
@@ -30,15 +32,19 @@ class ProtocolConfig(Config):
     """The protocol of baselines, the same for all."""
 
     n_rounds: int = Field(500, ge=1, description="T, rounds of the baselines")
-    join: float = Field(1.0, gt=0, le=1, description="share of the clients that take part in a round")
     epochs: int = Field(2, ge=1, description="E, local epochs a round")
     batch_size: int = Field(64, ge=1, description="B")
 
-    def algorithm(self, name: str, own: dict[str, Any], seed: int, network: Network, task: Task, rows: int) -> Rounds:
-        """The baseline with its own settings, the common ones and the seed of the trial; a client has so many rows."""
+    def algorithm(
+        self, name: str, own: dict[str, Any], join: float, seed: int, network: Network, task: Task, rows: int
+    ) -> Rounds:
+        """The baseline with its own settings, the common ones, the share of clients that take part in a round and the
+        seed of the trial; a client has so many rows.
+        """
         method = baseline(name)
         how = method.settings_class
-        common = {field: getattr(self, field) for field in PROTOCOL if field in how.model_fields}
+        protocol = {"n_rounds": self.n_rounds, "join": join, "epochs": self.epochs, "batch_size": self.batch_size}
+        common = {field: value for field, value in protocol.items() if field in how.model_fields}
         as_many = how.of_steps(self.epochs * -(-rows // self.batch_size))  # batches as the others' epochs have
         return method(how.of(**own, **common, **as_many, seed=seed), network, task)
 
@@ -68,6 +74,58 @@ OwnSettings = Annotated[dict[str, dict[str, Any]], BeforeValidator(_own_settings
 """By baseline: the settings that are its own, all of them."""
 
 
+FOR_NUMBERS = tuple(name for name, method in BASELINES.items() if not method.only_classification)
+"""The baselines that can predict numbers."""
+
+
+class Comparison(Experiment):
+    """An experiment with many methods, each with a title."""
+
+    titles: ClassVar[dict[str, str]]  # by name, in the order of the table
+
+    def refuse_unknown(self, algorithms: Sequence[str]) -> None:
+        """Every name must be one of the titles'."""
+        unknown = next((name for name in algorithms if name not in self.titles), None)
+        if unknown in BASELINES:
+            raise Learn2pFedError(
+                f"algorithms: {unknown} needs classes to predict, and here are numbers: leave it out."
+            )
+        if unknown is not None:
+            others = [f"{name} (only for classes)" for name in BASELINES if name not in self.titles]
+            raise Learn2pFedError(f"algorithms: unknown {unknown!r}; {instead(unknown, [*self.titles, *others])}")
+
+    def name_of(self, title: str) -> str:
+        """The method of that title."""
+        return next(name for name, known in self.titles.items() if known == title)
+
+    def rank(self, algorithm: str) -> float:
+        """In the order of the titles, a variant where its method is."""
+        places = {title: place for place, title in enumerate(self.titles.values())}
+        return places.get(algorithm, places.get(algorithm.rpartition(", ")[0], len(places)))
+
+    def columns(self, rows: Sequence[Row]) -> list[Column]:
+        """Each metric over the settings."""
+        return by_setting_and_metric(rows)
+
+
+def spaces_of(groups: Sequence[str], methods: Collection[str], chosen: Collection[str]) -> dict[str, Space]:
+    """Where tuning may look: the settings of every chosen baseline, group by group."""
+    found = [name for name in methods if name in chosen]
+    return {f"{group}.{name}": search_space(BASELINES[name].settings_class) for group in groups for name in found}
+
+
+def looks(n_rounds: int, points: int) -> list[int]:
+    """So many rounds, evenly spaced, the first and the last among them."""
+    found: list[int] = np.linspace(1, n_rounds, points).round().astype(int).tolist()
+    return found
+
+
+def never_joined(outcome: Outcome) -> dict[str, float]:
+    """How many clients were never drawn, where a method counted."""
+    joined = outcome.insight.get("joined")
+    return {} if joined is None else {"clients that never took part": float((joined == 0).sum())}
+
+
 Points = dict[int, float]
 """A metric by round."""
 
@@ -79,6 +137,11 @@ class Fitted(NamedTuple):
     marks: NDArray[np.float64]  # (M,), each client's mean mark on its own test samples
     curve: Points  # the metric after some rounds
     seconds: float  # CPU time, without scoring
+
+    @property
+    def series(self) -> dict[str, Any]:
+        """The curve as figures take it; nothing where nobody looked."""
+        return {"rounds": list(self.curve), "curve": rounded(list(self.curve.values()))} if self.curve else {}
 
 
 def fit(algorithm: Rounds, engine: str, train: Samples, test: Samples, rounds: Collection[int] = ()) -> Fitted:
@@ -110,6 +173,5 @@ def _means(algorithm: Rounds, models: torch.Tensor, train: Samples, test: Sample
     marks = marks_of(algorithm, models, train, test).double()
     if not bool(torch.isfinite(marks).all()):
         raise DivergenceError(f"{algorithm.title} left the finite numbers: lower its step size.")
-    sums = torch.zeros(len(test), dtype=torch.float64).index_add_(0, test.owner, marks)
-    means: NDArray[np.float64] = (sums / torch.tensor(test.sizes)).numpy()
+    means: NDArray[np.float64] = test.means(marks).numpy()
     return means

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
+import numpy as np
 import torch
 from pydantic import Field
 
@@ -13,14 +14,24 @@ from learn2pfed.algorithms.learn2pfed import Learn2pFed
 from learn2pfed.data.electricity import load
 from learn2pfed.data.forecasting import forecasting
 from learn2pfed.engines.simulation import run_simulation
-from learn2pfed.experiments.base import Column, Config, Done, Experiment, Task, by_setting_and_metric, rows_of, timed
+from learn2pfed.experiments.base import (
+    Column,
+    Done,
+    Experiment,
+    Task,
+    Trials,
+    by_setting_and_metric,
+    rows_of,
+    squared_errors,
+    timed,
+)
 from learn2pfed.results.records import Row
 from learn2pfed.unrolled.settings import Settings
 
 DISTANCE = "distance of the models to those with all clients"
 
 
-class JoiningConfig(Config):
+class JoiningConfig(Trials):
     """What can be set."""
 
     source: str = Field("sample", description="meters: sample, ecl, ecl-20, households, or a file")
@@ -33,7 +44,6 @@ class JoiningConfig(Config):
     reference: int = Field(
         3000, ge=1, description="epochs of the fit with all clients that the others are held against"
     )
-    first_seed: int = Field(0, ge=0, description="of the first trial")
     n_seeds: int = Field(3, ge=1, description="trials (--seeds)")
     learn2pfed: Settings = Settings(refit="exact", n_repeats=3)
 
@@ -59,7 +69,7 @@ class JoiningExperiment(Experiment):
             Task(f"{share:.0%} an epoch", f"{epochs} epochs", seed)
             for epochs in sorted(config.epochs)
             for share in config.shares
-            for seed in range(config.first_seed, config.first_seed + config.n_seeds)
+            for seed in config.seeds
         ]
 
     def run(self, config: JoiningConfig, task: Task) -> Done:
@@ -73,11 +83,9 @@ class JoiningExperiment(Experiment):
 
         outcome, seconds = timed(lambda: fitted(share, int(task.algorithm.split()[0])))
         everyone = fitted(1.0, config.reference).models
-        test = rows.test.all
-        gaps = ((test.X * outcome.models[test.owner]).sum(1) - test.y).square().view(len(test), -1).mean(1)
         measured = {
             DISTANCE: float(torch.linalg.norm(outcome.models - everyone) / torch.linalg.norm(everyone)),
-            "RMSE": float(gaps.sqrt().mean()),
+            "RMSE": float(np.sqrt(squared_errors(outcome.models, rows.test.all)).mean()),
         }
         return Done(rows_of(task, outcome, seconds, measured), None)
 
@@ -85,7 +93,7 @@ class JoiningExperiment(Experiment):
         """By epochs."""
         return float(algorithm.split()[0])
 
-    def columns(self, rows: Sequence[Row]) -> list[Any]:
+    def columns(self, rows: Sequence[Row]) -> list[Column]:
         """Each metric over the shares."""
-        found: list[Column] = by_setting_and_metric(rows)
+        found = by_setting_and_metric(rows)
         return sorted(found, key=lambda column: (column.metric != DISTANCE, float(column.setting.partition("%")[0])))

@@ -16,11 +16,10 @@ from learn2pfed.experiments.base import (
     Experiment,
     Task,
     by_setting_and_metric,
-    curve_errors,
     rows_of,
     timed,
 )
-from learn2pfed.experiments.polynomial import StudyConfig, talk
+from learn2pfed.experiments.polynomial import StudyConfig, curve_errors, talk
 from learn2pfed.results.records import Detail, Row, rounded
 from learn2pfed.unrolled.cell import alpha_step, augmented_lagrangian
 from learn2pfed.unrolled.losses import SQUARED

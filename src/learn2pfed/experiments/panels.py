@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -16,18 +15,19 @@ from learn2pfed.data.tabular import hold_out
 from learn2pfed.errors import Learn2pFedError, instead
 from learn2pfed.experiments.base import (
     Column,
-    Config,
     Done,
     Experiment,
     Task,
+    Trials,
     by_setting_and_metric,
     rows_of,
+    timed,
 )
 from learn2pfed.personal import Personal, Prepared, alone, fit, together
 from learn2pfed.results.records import Row
 
 
-class PanelsConfig(Config):
+class PanelsConfig(Trials):
     """What can be set, on the command line with --set NAME=VALUE."""
 
     panels: tuple[str, ...] = Field(tuple(PANELS), min_length=1, description="which panels")
@@ -35,8 +35,6 @@ class PanelsConfig(Config):
         ("local-only", "global", "learn2pfed", "reml"), min_length=1, description="methods (--algorithms)"
     )
     held_out: float = Field(0.5, gt=0, lt=1, description="share of each client's rows that is held out")
-    first_seed: int = Field(0, ge=0, description="of the first split")
-    n_seeds: int = Field(5, ge=1, description="splits (--seeds)")
 
 
 def random_effects(prepared: Prepared) -> Personal:
@@ -77,13 +75,12 @@ class PanelsExperiment(Experiment):
             unknown = [name for name in given if name not in known]
             if unknown:
                 raise Learn2pFedError(f"{what}: unknown {unknown[0]!r}; {instead(unknown[0], known)}")
-        seeds = range(config.first_seed, config.first_seed + config.n_seeds)
         return [
             Task(panel, title, seed)
             for name, (title, _) in METHODS.items()
             if name in config.algorithms
             for panel in config.panels
-            for seed in seeds
+            for seed in config.seeds
         ]
 
     def run(self, config: PanelsConfig, task: Task) -> Done:
@@ -98,9 +95,7 @@ class PanelsExperiment(Experiment):
         owner = np.unique(frame[panel.client].to_numpy(), return_inverse=True)[1]
         prepared = Prepared.of(X[~test], y[~test], owner[~test], names=panel.features)
         method = next(method for title, method in METHODS.values() if title == task.algorithm)
-        started = time.process_time()
-        personal = method(prepared)
-        seconds = time.process_time() - started
+        personal, seconds = timed(lambda: method(prepared))
         predicted = personal.scores(X[test], torch.from_numpy(owner[test]))[:, 0]
         error = float(((predicted - y[test]) / prepared.design.unit).square().mean().sqrt())
         sizes = {"clients": len(prepared.data), "training rows": len(prepared.data.y), "features": len(panel.features)}

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import product
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field
-from torch import Tensor
 
 from learn2pfed.algorithms.base import Outcome
 from learn2pfed.algorithms.closed_form import exact_inner, local_only, one_for_all, oracle, reml
@@ -22,22 +21,21 @@ from learn2pfed.data.federated import Samples
 from learn2pfed.data.polynomial import BASE, Polynomial, polynomial
 from learn2pfed.engines.plain import run_plain
 from learn2pfed.engines.simulation import run_simulation
-from learn2pfed.errors import Learn2pFedError, instead
-from learn2pfed.experiments.base import (
-    Column,
-    Config,
-    Done,
-    Experiment,
-    Task,
-    by_client,
-    by_setting_and_metric,
-    over_clients,
-    rows_of,
-    timed,
+from learn2pfed.errors import Learn2pFedError
+from learn2pfed.experiments.base import Done, Task, Trials, over_clients, pull, rows_of, squared_errors, timed
+from learn2pfed.experiments.comparing import (
+    FOR_NUMBERS,
+    Comparison,
+    OwnSettings,
+    ProtocolConfig,
+    every_method,
+    fit,
+    looks,
+    never_joined,
+    spaces_of,
 )
-from learn2pfed.experiments.comparing import OwnSettings, ProtocolConfig, every_method, fit
 from learn2pfed.models.modules import build
-from learn2pfed.results.records import Detail, Row, rounded
+from learn2pfed.results.records import Detail, rounded
 from learn2pfed.search import Space, search_space
 from learn2pfed.tasks import Regression
 from learn2pfed.unrolled.settings import Settings
@@ -45,7 +43,7 @@ from learn2pfed.unrolled.settings import Settings
 Sizes = Literal["equal", "random"]
 
 
-class StudyConfig(Config):
+class StudyConfig(Trials):
     """What can be set, on the command line with --set NAME=VALUE."""
 
     settings: tuple[Literal[1, 2, 3], ...] = Field((1, 2, 3), min_length=1, description="how many coefficients differ")
@@ -54,18 +52,11 @@ class StudyConfig(Config):
     n_rows: int = Field(1000, ge=1, description="of all clients together")
     min_rows: int = Field(8, ge=1, description="fewest rows of a client, sizes = random")
     noise: float = Field(0.1, ge=0, description="standard deviation")
-    first_seed: int = Field(0, ge=0, description="of the first trial")
-    n_seeds: int = Field(5, ge=1, description="trials (--seeds)")
     engine: Literal["simulation", "plain"] = Field(
         "simulation", description="all clients at once, or one by one through encoded messages (plain, slow)"
     )
     learn2pfed: Settings = Settings()
     paper: Settings = Settings.paper()
-
-    @property
-    def seeds(self) -> range:
-        """The seeds, one a trial."""
-        return range(self.first_seed, self.first_seed + self.n_seeds)
 
     def study(self, setting: str, seed: int) -> Polynomial:
         """The data of one trial; `setting` is '1', '2', '3', or '1 random' where sizes vary."""
@@ -87,10 +78,6 @@ class StudyConfig(Config):
         return [f"{number} {sizes}" for sizes in self.sizes for number in self.settings]
 
 
-METHODS = tuple(name for name, method in BASELINES.items() if not method.only_classification)
-"""The baselines of Table I."""
-
-
 FEW = {"lp-proj": {"n_projected": 2}}
 """A polynomial of four coefficients has no room for lp_proj's ten numbers."""
 
@@ -99,10 +86,11 @@ class PolynomialConfig(StudyConfig, ProtocolConfig):
     """The study with its methods; `mlp.` and `polynomial.` hold the baselines' own settings with either model."""
 
     algorithms: tuple[str, ...] = Field(
-        (*METHODS, "least-squares", "global", "paper", "learn2pfed", "reml", "oracle"),
+        (*FOR_NUMBERS, "least-squares", "global", "paper", "learn2pfed", "reml", "oracle"),
         min_length=1,
         description="methods (--algorithms); also exact-inner",
     )
+    join: float = Field(1.0, gt=0, le=1, description="share of the clients that take part in a round")
     model: str = Field(
         "mlp", description="the baselines' network on x: learn2pfed list models, or package.module:function"
     )
@@ -111,8 +99,10 @@ class PolynomialConfig(StudyConfig, ProtocolConfig):
         coerce_numbers_to_str=True,
         description="the part of that network that FedPer and FedRep keep at home; none: all of it is shared",
     )
-    mlp: Annotated[OwnSettings, BeforeValidator(every_method(METHODS))] = Field({}, validate_default=True)
-    polynomial: Annotated[OwnSettings, BeforeValidator(every_method(METHODS, **FEW))] = Field({}, validate_default=True)
+    mlp: Annotated[OwnSettings, BeforeValidator(every_method(FOR_NUMBERS))] = Field({}, validate_default=True)
+    polynomial: Annotated[OwnSettings, BeforeValidator(every_method(FOR_NUMBERS, **FEW))] = Field(
+        {}, validate_default=True
+    )
 
 
 def talk(config: StudyConfig, settings: Settings, study: Polynomial, seed: int) -> Outcome:
@@ -138,7 +128,7 @@ REFERENCES: dict[str, Reference] = {
 NEED_ROWS = ("reml", "exact-inner")
 """Left out where there are no more rows than coefficients in all."""
 
-TITLES = {name: BASELINES[name].title for name in METHODS} | {
+TITLES = {name: BASELINES[name].title for name in FOR_NUMBERS} | {
     "paper": "Learn2pFed (paper)",
     "learn2pfed": "Learn2pFed",
     "exact-inner": "Learn2pFed (exact inner)",
@@ -163,10 +153,13 @@ def samples(study: Polynomial, variant: str) -> Samples:
     return Samples(study.data.names, inputs.float(), study.data.y.float(), study.data.sizes)
 
 
-def noise_free(study: Polynomial, rows: Samples) -> Samples:
+S = TypeVar("S", bound=Samples)
+
+
+def noise_free(study: Polynomial, rows: S) -> S:
     """The same places with the curve itself, by which methods are judged."""
     truth = np.concatenate([study.truth(i) for i in range(len(study.data))])
-    return replace(rows, y=torch.from_numpy(truth).float())
+    return replace(rows, y=torch.from_numpy(truth).to(rows.y.dtype))
 
 
 def algorithm_of(config: PolynomialConfig, name: str, variant: str, seed: int) -> Rounds:
@@ -175,7 +168,8 @@ def algorithm_of(config: PolynomialConfig, name: str, variant: str, seed: int) -
         network, own = build("linear", (len(BASE),), 1, seed, bias=False), config.polynomial[name]
     else:
         network, own = build(config.model, (1,), 1, seed, config.head), config.mlp[name]
-    return config.algorithm(name, own, seed, network, Regression(), max(1, config.n_rows // config.n_clients))
+    n_rows = max(1, config.n_rows // config.n_clients)
+    return config.algorithm(name, own, config.join, seed, network, Regression(), n_rows)
 
 
 SMALLEST = "share of clients at which x³ has the smallest Λ"
@@ -189,7 +183,7 @@ TUNING_SEEDS = (500, 501)
 """Draws of the data on whose held-out rows settings are tuned."""
 
 
-class PolynomialExperiment(Experiment):
+class PolynomialExperiment(Comparison):
     """Table I."""
 
     name = "polynomial"
@@ -206,6 +200,7 @@ class PolynomialExperiment(Experiment):
         "clients, after the last round."
     )
     config_class = PolynomialConfig
+    titles = TITLES
     validation = "log of the mean squared error on held-out rows, mean over settings and draws"
     tuning = (
         "Settings of the baselines and of Learn2pFed were tuned on held-out rows of other draws, in the preset quick, "
@@ -222,16 +217,9 @@ class PolynomialExperiment(Experiment):
 
     def tasks(self, config: PolynomialConfig) -> list[Task]:
         """Method by method, quickest first."""
-        unknown = [name for name in config.algorithms if name not in TITLES]
-        if unknown and unknown[0] in BASELINES:
-            raise Learn2pFedError(
-                f"algorithms: {unknown[0]} needs classes to predict, and here are numbers: leave it out."
-            )
+        self.refuse_unknown(config.algorithms)
         if set(config.seeds) & set(TUNING_SEEDS):
             raise Learn2pFedError(f"seeds {' and '.join(map(str, TUNING_SEEDS))} are for tuning alone: choose others.")
-        if unknown:
-            others = [f"{name} (only for classes)" for name in BASELINES if name not in TITLES]
-            raise Learn2pFedError(f"algorithms: unknown {unknown[0]!r}; {instead(unknown[0], [*TITLES, *others])}")
         titles = [
             TITLES[name]
             for name in REFERENCES
@@ -239,10 +227,10 @@ class PolynomialExperiment(Experiment):
         ]
         variants = self.variants(config.model_dump())[::-1]
         build(config.model, (1,), 1, 0, config.head)  # this and the next refuse what can't be, before anything runs
-        for name, variant in product(set(config.algorithms) & set(METHODS), variants):
+        for name, variant in product(set(config.algorithms) & set(FOR_NUMBERS), variants):
             algorithm_of(config, name, variant, 0).asks(0, config.n_clients)
         titles += [
-            f"{TITLES[name]}, {variant}" for variant in variants for name in METHODS if name in config.algorithms
+            f"{TITLES[name]}, {variant}" for variant in variants for name in FOR_NUMBERS if name in config.algorithms
         ]
         return [
             Task(setting, title, seed)
@@ -256,15 +244,15 @@ class PolynomialExperiment(Experiment):
         title, _, variant = task.algorithm.rpartition(", ")
         study = config.study(task.setting, task.seed)
         if variant in self.variants(config.model_dump()):
-            return self.run_baseline(config, task, name_of(title), variant, study)
-        name = name_of(task.algorithm)
+            return self.run_baseline(config, task, self.name_of(title), variant, study)
+        name = self.name_of(task.algorithm)
         outcome, seconds = timed(lambda: REFERENCES[name](config, study, task.seed))
         detail = None
         if task.seed == config.first_seed or "lam" in outcome.insight:
             detail = Detail(**task._asdict(), series=_series(config, study, task, outcome))
         measured = measures(by_client(study, outcome), study)
         if task.setting.startswith("1") and "lam" in outcome.insight:
-            measured[SMALLEST] = float((pull(study, outcome.insight["lam"]).argmin(1) == 3).double().mean())
+            measured[SMALLEST] = float((pull(study.data, outcome.insight["lam"]).argmin(1) == 3).double().mean())
         return Done(rows_of(task, outcome, seconds, measured), detail)
 
     def run_baseline(self, config: PolynomialConfig, task: Task, name: str, variant: str, study: Polynomial) -> Done:
@@ -272,38 +260,21 @@ class PolynomialExperiment(Experiment):
         algorithm = algorithm_of(config, name, variant, task.seed)
         train = samples(study, variant)
         test = noise_free(study, train)
-        first = task.seed == config.first_seed
-        rounds = np.linspace(1, config.n_rounds, POINTS).round().astype(int).tolist() if first else ()
-        outcome, marks, curve, seconds = fit(algorithm, config.engine, train, test, rounds)
-        seen = {"rounds": list(curve), "curve": rounded(list(curve.values()))}
-        detail = Detail(**task._asdict(), series=seen) if curve else None
-        measured = measures(marks, study)
-        if config.join < 1:
-            measured["clients that never took part"] = float((outcome.insight["joined"] == 0).sum())
-        return Done(rows_of(task, outcome, seconds, measured), detail)
+        rounds = looks(config.n_rounds, POINTS) if task.seed == config.first_seed else ()
+        fitted = fit(algorithm, config.engine, train, test, rounds)
+        detail = Detail(**task._asdict(), series=fitted.series) if fitted.series else None
+        measured = measures(fitted.marks, study) | (never_joined(fitted.outcome) if config.join < 1 else {})
+        return Done(rows_of(task, fitted.outcome, fitted.seconds, measured), detail)
 
     def tunable(self, config: PolynomialConfig) -> dict[str, Space]:
         """Learn2pFed, and every baseline with either model."""
-        spaces = {"learn2pfed": search_space(Settings)} if "learn2pfed" in config.algorithms else {}
-        for group in ("polynomial", "mlp"):
-            for name in METHODS:
-                if name in config.algorithms:
-                    spaces[f"{group}.{name}"] = search_space(BASELINES[name].settings_class)
-        return spaces
+        ours = {"learn2pfed": search_space(Settings)} if "learn2pfed" in config.algorithms else {}
+        return ours | spaces_of(("polynomial", "mlp"), FOR_NUMBERS, config.algorithms)
 
     def validate(self, config: PolynomialConfig, key: str) -> float:
         """log MSE on held-out rows, averaged over settings and draws that no table uses."""
         draws = [(setting, seed) for setting in config.setting_names() for seed in TUNING_SEEDS]
         return float(np.mean([np.log(held_out_error(config, key, *draw)) for draw in draws]))
-
-    def rank(self, algorithm: str) -> float:
-        """Baselines, the paper, ours, limits."""
-        places = {title: place for place, title in enumerate(TITLES.values())}
-        return places.get(algorithm, places.get(algorithm.rpartition(", ")[0], len(places)))
-
-    def columns(self, rows: Sequence[Row]) -> list[Column]:
-        """Each metric over the settings."""
-        return by_setting_and_metric(rows)
 
 
 def held_out_error(config: PolynomialConfig, key: str, setting: str, seed: int) -> float:
@@ -313,9 +284,7 @@ def held_out_error(config: PolynomialConfig, key: str, setting: str, seed: int) 
     if key == "learn2pfed":
         seen = Polynomial(study.data.pick(~aside), study.coefficients, study.shared)
         models = talk(config, config.learn2pfed, seen, seed).models
-        rest = study.data.pick(aside)
-        gaps = ((rest.X * models[rest.owner]).sum(1) - rest.y).square()
-        return float(np.mean([gaps[rest.owner == i].mean() for i in range(len(rest))]))
+        return float(squared_errors(models, study.data.pick(aside)).mean())
     group, _, name = key.partition(".")
     variant = POLYNOMIAL if group == "polynomial" else _label(config.model)
     rows = samples(study, variant)
@@ -329,23 +298,24 @@ def measures(mse: NDArray[np.float64], study: Polynomial) -> dict[str, float]:
     return {"RMSE": measured.pop("RMSE"), "MSE": float(mse.mean())} | measured
 
 
-def name_of(title: str) -> str:
-    """The method of that title."""
-    return next(name for name, known in TITLES.items() if known == title)
+def by_client(study: Polynomial, outcome: Outcome) -> NDArray[np.float64]:
+    """Mean squared error to the noise-free curve on each client's own x, (M,)."""
+    return squared_errors(outcome.models, noise_free(study, study.data))
 
 
-def pull(study: Polynomial, lam: Tensor) -> Tensor:
-    """Λ in units of a typical client's curvature, in which it says how far a coefficient follows the others."""
-    return lam / torch.stack([client.X.square().sum(0) for client in study.data.clients]).mean(0)
+def curve_errors(study: Polynomial, outcome: Outcome) -> dict[str, float]:
+    """RMSE and MSE to the noise-free curve, each averaged over clients."""
+    mse = by_client(study, outcome)
+    return {"RMSE": float(np.sqrt(mse).mean()), "MSE": float(mse.mean())}
 
 
 def _series(config: PolynomialConfig, study: Polynomial, task: Task, outcome: Outcome) -> dict[str, Any]:
     """What the figures show: learned Λ of every trial; data, truth and models of the first."""
     series: dict[str, Any] = {}
     if "lam" in outcome.insight:
-        series["pull"] = rounded(pull(study, outcome.insight["lam"]).tolist())
+        series["pull"] = rounded(pull(study.data, outcome.insight["lam"]).tolist())
     if "lam_start" in outcome.insight:
-        series["pull_start"] = rounded(pull(study, outcome.insight["lam_start"])[0].tolist())
+        series["pull_start"] = rounded(pull(study.data, outcome.insight["lam_start"])[0].tolist())
     if task.seed == config.first_seed:
         series["history"] = rounded(outcome.history)
         series["models"] = rounded(outcome.models.tolist())

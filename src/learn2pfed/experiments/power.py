@@ -28,22 +28,32 @@ from learn2pfed.experiments.base import (
     Column,
     Config,
     Done,
-    Experiment,
     Task,
-    by_setting_and_metric,
+    Trials,
     over_clients,
+    pull,
     rows_of,
+    squared_errors,
     timed,
 )
-from learn2pfed.experiments.comparing import OwnSettings, ProtocolConfig, every_method, fit
+from learn2pfed.experiments.comparing import (
+    FOR_NUMBERS,
+    Comparison,
+    OwnSettings,
+    ProtocolConfig,
+    every_method,
+    fit,
+    looks,
+    never_joined,
+    spaces_of,
+)
 from learn2pfed.models.modules import build
 from learn2pfed.models.network import Network
 from learn2pfed.results.records import Detail, Row, rounded
 from learn2pfed.search import Choice, Space, Span, search_space
 from learn2pfed.tasks import Regression
+from learn2pfed.unrolled.losses import SQUARED
 from learn2pfed.unrolled.settings import Settings
-
-METHODS = tuple(name for name, method in BASELINES.items() if not method.only_classification)
 
 HISTORIES = {"3: one day": 1, "3: three days": 3, "3: one week": 7}
 """Newcomers: days of rows that they learn from."""
@@ -63,7 +73,7 @@ class BodySettings(Config):
     lr: Annotated[float, Span(1e-3, 0.03)] = Field(0.003, gt=0, description="its step size")
 
 
-class PowerConfig(ProtocolConfig):
+class PowerConfig(Trials, ProtocolConfig):
     """What can be set; `lstm.` and `linear.` hold the baselines' own settings with either model."""
 
     settings: tuple[Annotated[str, Field(coerce_numbers_to_str=True)], ...] = Field(
@@ -80,24 +90,17 @@ class PowerConfig(ProtocolConfig):
     scarce_rows: int = Field(672, ge=2, description="rows that each of them learns from, with a day of lags")
     newcomers: float = Field(0.2, gt=0, lt=1, description="share of the clients that come later in setting 3")
     hidden: int = Field(32, ge=1, description="units of the LSTM")
-    first_seed: int = Field(0, ge=0, description="of the first trial")
-    n_seeds: int = Field(5, ge=1, description="trials (--seeds)")
     engine: Literal["simulation"] = Field("simulation", description="all clients at once")
     algorithms: tuple[str, ...] = Field(
-        ("naive", "least-squares", "ridge", "global", *METHODS, "learn2pfed"),
+        ("naive", "least-squares", "ridge", "global", *FOR_NUMBERS, "learn2pfed"),
         min_length=1,
         description="methods (--algorithms)",
     )
     learn2pfed: Settings = Settings(refit="exact", n_repeats=3)
     crowd_epochs: int = Field(600, ge=0, description="epochs of Learn2pFed where only some clients take part in each")
     body: BodySettings = BodySettings()
-    lstm: Annotated[OwnSettings, BeforeValidator(every_method(METHODS))] = Field({}, validate_default=True)
-    linear: Annotated[OwnSettings, BeforeValidator(every_method(METHODS))] = Field({}, validate_default=True)
-
-    @property
-    def seeds(self) -> range:
-        """The seeds, one a trial."""
-        return range(self.first_seed, self.first_seed + self.n_seeds)
+    lstm: Annotated[OwnSettings, BeforeValidator(every_method(FOR_NUMBERS))] = Field({}, validate_default=True)
+    linear: Annotated[OwnSettings, BeforeValidator(every_method(FOR_NUMBERS))] = Field({}, validate_default=True)
 
 
 @cache
@@ -165,8 +168,7 @@ def study_of(config: PowerConfig, setting: str, seed: int, tuning: bool = False)
 
 def errors(models: Tensor, test: Windows) -> NDArray[np.float64]:
     """Mean squared error of each client's linear model, (M,)."""
-    clients = ((i, test.subset([i])) for i in range(len(test)))
-    return np.array([float((rows.X @ models[i] - rows.y).square().mean()) for i, rows in clients])
+    return np.concatenate([squared_errors(models[list(some)], test.subset(some)) for some in test.parts()])
 
 
 def ridge_alone(train: FederatedData) -> Tensor:
@@ -218,9 +220,9 @@ def together(config: PowerConfig, study: Study, seed: int) -> Made:
 
 def follow(data: Windows, w: Tensor, lam: Tensor) -> Tensor:
     """v_i = (X_iᵀX_i + Λ)⁻¹ (X_iᵀY_i + Λ w): what clients that took no part make of the others' w and Λ."""
-    clients = (data.subset([i]) for i in range(len(data)))
-    models = [torch.linalg.solve(c.X.T @ c.X + torch.diag(lam), c.X.T @ c.y + lam * w) for c in clients]
-    return torch.stack(models)
+    rows = (data.subset(some) for some in data.parts())
+    losses = (SQUARED.loss(few, torch.ones(1, len(few.y), dtype=torch.float64)) for few in rows)
+    return torch.cat([loss.follow(lam, w[None])[0] for loss in losses])
 
 
 def head_settings(config: PowerConfig, study: Study, seed: int) -> Settings:
@@ -246,11 +248,6 @@ def learn2pfed_linear(config: PowerConfig, study: Study, seed: int) -> Made:
     return Made(errors(models, rows.test), replace(outcome, models=models), seconds, series)
 
 
-def pull(data: FederatedData, lam: Tensor) -> Tensor:
-    """Λ in units of these clients' typical curvature."""
-    return lam / (data.X.square().sum(0) / len(data))
-
-
 def series_of(rows: Windows) -> Samples:
     """The lags in the order of time, as a network reads them."""
     data = rows.all
@@ -267,17 +264,16 @@ def network_of(config: PowerConfig, variant: str, n_lags: int, seed: int) -> Net
 def algorithm_of(config: PowerConfig, name: str, variant: str, seed: int, study: Study) -> Rounds:
     """A baseline with either model, in the protocol of the study's setting."""
     own = (config.lstm if variant == LSTM else config.linear)[name]
-    protocol = config.model_copy(update={"join": study.join})
     network = network_of(config, variant, len(study.rows.lags), seed)
-    return protocol.algorithm(name, own, seed, network, Regression(), len(study.rows.train.times))
+    return config.algorithm(name, own, study.join, seed, network, Regression(), len(study.rows.train.times))
 
 
 def learn2pfed_on_body(config: PowerConfig, study: Study, seed: int) -> Made:
     """Learn2pFed on the lags and on what an LSTM makes of them, the LSTM trained together or by each client alone."""
     train, test = series_of(study.rows.train), series_of(study.rows.test)
     name = {"shared": "fedavg", "fine-tuned": "fedavg-ft", "local": "local-only"}[config.body.kind]
-    chosen_rate = config.model_copy(update={"lstm": config.lstm | {name: config.lstm[name] | {"lr": config.body.lr}}})
-    algorithm = algorithm_of(chosen_rate, name, LSTM, seed, study)
+    with_its_lr = config.model_copy(update={"lstm": config.lstm | {name: config.lstm[name] | {"lr": config.body.lr}}})
+    algorithm = algorithm_of(with_its_lr, name, LSTM, seed, study)
     body = fit(algorithm, config.engine, train, test)
     network = algorithm.network
 
@@ -294,10 +290,9 @@ def learn2pfed_on_body(config: PowerConfig, study: Study, seed: int) -> Made:
     head = Learn2pFed(head_settings(config, study, seed))
     outcome, seconds = timed(lambda: run_simulation(head, learned))
     both: Traffic = outcome.traffic + body.outcome.traffic
-    gaps = ((judged.X * outcome.models[judged.owner]).sum(1) - judged.y).square()
-    mse = gaps.view(len(judged), -1).mean(1).numpy()
     lam = pull(learned, outcome.insight["lam"][0])
     series = {"lam": rounded(lam.tolist()), "lags": list(study.rows.lags)}
+    mse = squared_errors(outcome.models, judged)
     return Made(mse, replace(outcome, traffic=both), seconds + body.seconds, series)
 
 
@@ -314,7 +309,7 @@ TITLES = {
     "least-squares": "Least squares, alone",
     "ridge": "Ridge, alone",
     "global": "Least squares, together",
-    **{name: BASELINES[name].title for name in METHODS},
+    **{name: BASELINES[name].title for name in FOR_NUMBERS},
     "learn2pfed": "Learn2pFed",
 }
 """In the order of the table."""
@@ -323,7 +318,7 @@ POINTS = 6
 """Rounds after which the first trial is looked at."""
 
 
-class PowerExperiment(Experiment):
+class PowerExperiment(Comparison):
     """Table III."""
 
     name = "power"
@@ -345,6 +340,7 @@ class PowerExperiment(Experiment):
         "trials for every method."
     )
     config_class = PowerConfig
+    titles = TITLES
     presets = {  # noqa: RUF012
         "quick": {"n_rounds": 20, "batch_size": 128, "n_joining": 5},
         "households": {
@@ -377,13 +373,7 @@ class PowerExperiment(Experiment):
 
     def tasks(self, config: PowerConfig) -> list[Task]:
         """Method by method, quickest first."""
-        unknown = [name for name in config.algorithms if name not in TITLES]
-        if unknown and unknown[0] in BASELINES:
-            raise Learn2pFedError(
-                f"algorithms: {unknown[0]} needs classes to predict, and here are numbers: leave it out."
-            )
-        if unknown:
-            raise Learn2pFedError(f"algorithms: unknown {unknown[0]!r}; there are {', '.join(TITLES)}.")
+        self.refuse_unknown(config.algorithms)
         strange = [setting for setting in config.settings if setting not in SETTINGS]
         if strange:
             raise Learn2pFedError(f"settings: unknown {strange[0]!r}; there are {', '.join(SETTINGS)}.")
@@ -406,7 +396,7 @@ class PowerExperiment(Experiment):
     def _rows(self, config: PowerConfig) -> list[tuple[str, str, str]]:
         """Title, method and variant, in the order in which they run."""
         quick = [(TITLES[name], name, "") for name in SOLVERS if name in config.algorithms]
-        slow = [name for name in ("learn2pfed", *METHODS) if name in config.algorithms]
+        slow = [name for name in ("learn2pfed", *FOR_NUMBERS) if name in config.algorithms]
         return quick + [(f"{TITLES[name]}, {variant}", name, variant) for variant in (LINEAR, LSTM) for name in slow]
 
     def run(self, config: PowerConfig, task: Task) -> Done:
@@ -419,8 +409,8 @@ class PowerExperiment(Experiment):
         measured = over_clients("RMSE", rmse, [len(rows.test.times)] * len(rmse), larger_is_better=False)
         if rows.unit is not None:
             measured[f"RMSE in {rows.unit}"] = float((rmse * rows.scale).mean())
-        if study.join < 1 and "joined" in made.outcome.insight:
-            measured["clients that never took part"] = float((made.outcome.insight["joined"] == 0).sum())
+        if study.join < 1:
+            measured |= never_joined(made.outcome)
         series = dict(made.series)
         if task.seed == config.first_seed:
             series["errors"] = rounded(rmse.tolist())
@@ -434,10 +424,9 @@ class PowerExperiment(Experiment):
         if name == "learn2pfed":
             return (learn2pfed_on_body if variant == LSTM else learn2pfed_linear)(config, study, seed)
         algorithm = algorithm_of(config, name, variant, seed, study)
-        at = np.linspace(1, config.n_rounds, POINTS).round().astype(int).tolist() if first else ()
+        at = looks(config.n_rounds, POINTS) if first else ()
         fitted = fit(algorithm, config.engine, series_of(study.rows.train), series_of(study.rows.test), at)
-        seen = {"rounds": list(fitted.curve), "curve": rounded(list(fitted.curve.values()))} if fitted.curve else {}
-        return Made(fitted.marks, fitted.outcome, fitted.seconds, seen)
+        return Made(fitted.marks, fitted.outcome, fitted.seconds, fitted.series)
 
     def tunable(self, config: PowerConfig) -> dict[str, Space]:
         """Learn2pFed, the LSTM under its head, and every baseline with either model."""
@@ -446,11 +435,7 @@ class PowerExperiment(Experiment):
         spaces: dict[str, Space] = {}
         if "learn2pfed" in config.algorithms:
             spaces = {"learn2pfed": search_space(Settings), "body": search_space(BodySettings)}
-        for group in ("linear", "lstm"):
-            for name in METHODS:
-                if name in config.algorithms:
-                    spaces[f"{group}.{name}"] = search_space(BASELINES[name].settings_class)
-        return spaces
+        return spaces | spaces_of(("linear", "lstm"), FOR_NUMBERS, config.algorithms)
 
     def validate(self, config: PowerConfig, key: str) -> float:
         """log RMSE on the last tenth of the training records, averaged over settings 1 and 2."""
@@ -465,16 +450,12 @@ class PowerExperiment(Experiment):
                 found.append(np.log(np.sqrt(self.made(config, name, variant, study, TUNING_SEED).mse).mean()))
         return float(np.mean(found))
 
-    def rank(self, algorithm: str) -> float:
-        """In the order of the titles."""
-        places = {title: place for place, title in enumerate(TITLES.values())}
-        return places.get(algorithm, places.get(algorithm.rpartition(", ")[0], len(places)))
-
     def columns(self, rows: Sequence[Row]) -> list[Column]:
         """Each metric over the settings, in their order."""
         metrics = list(dict.fromkeys(row.metric for row in rows))
-        found = by_setting_and_metric(rows)
-        return sorted(found, key=lambda column: (metrics.index(column.metric), SETTINGS.index(column.setting)))
+        return sorted(
+            super().columns(rows), key=lambda column: (metrics.index(column.metric), SETTINGS.index(column.setting))
+        )
 
 
 def _weeks(test: Windows, models: Tensor, per_day: int) -> list[dict[str, Any]]:
