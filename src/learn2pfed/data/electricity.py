@@ -41,7 +41,7 @@ def load(source: str | Path) -> Loads:
     if source == "sample":
         return _ecl_20(np.load(SAMPLE)["values"])
     named = source_named(str(source))
-    path = cached_files(named)[0] if named else Path(source)
+    path = cached_files(named)[0] if named and named.file in READERS else Path(source)
     return _reader(path)(path)
 
 
