@@ -115,14 +115,14 @@ class Partition:
     def load(cls, path: Path, n_images: int | None = None) -> Partition:
         """What `save` wrote, or train0, .., test0, .. from elsewhere; checked against the number of images, if any."""
         lists = _index_lists(path)
-        n_clients = 1 + max(int(name.lstrip("abcdefghijklmnopqrstuvwxyz")) for name in lists)
-        parts = [part for part in PARTS if part != "validation" or any(name.startswith(part) for name in lists)]
-        missing = [f"{part}{i}" for i in range(n_clients) for part in parts if f"{part}{i}" not in lists]
+        parts = {part for part, _ in lists} | {"train", "test"}
+        n_clients = 1 + max(i for _, i in lists)
+        missing = [f"{part}{i}" for i in range(n_clients) for part in PARTS if part in parts and (part, i) not in lists]
         if missing:
             raise Learn2pFedError(f"{path} lacks {missing[0]}: give every client from 0 to {n_clients - 1} every part.")
         none = np.empty(0, dtype=np.int64)
         try:
-            found = cls(*(tuple(lists.get(f"{part}{i}", none) for i in range(n_clients)) for part in PARTS))
+            found = cls(*(tuple(lists.get((part, i), none) for i in range(n_clients)) for part in PARTS))
             if n_images is not None:
                 found.check(n_images)
         except Learn2pFedError as error:
@@ -130,22 +130,26 @@ class Partition:
         return found
 
 
-def _index_lists(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npz, if they have the right names; whole numbers of any width as int64."""
+def _index_lists(path: Path) -> dict[tuple[str, int], NDArray[Any]]:
+    """The arrays of an .npz by part and client; whole numbers of any width as int64."""
     try:
-        with np.load(path) as file:
-            lists = {name: file[name] for name in file.files}
+        with path.open("rb") as file, np.load(file) as held:
+            arrays = {name: held[name] for name in held.files}
     except FileNotFoundError as error:
         raise Learn2pFedError(f"there is no file {path}: check the path.") from error
     except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise Learn2pFedError(f"{path} is no .npz of index lists, or damaged: make it again.") from error
-    odd = [name for name in lists if not re.fullmatch(rf"({'|'.join(PARTS)})(0|[1-9]\d{{0,5}})", name)]
-    if odd or not lists:
-        raise Learn2pFedError(
-            f"{path} holds {repr(odd[0]) if odd else 'nothing'}: index lists are called train0, validation0, test0, "
-            "train1 and so on."
-        )
-    return {name: rows.astype(np.int64) if rows.dtype.kind in "iu" else rows for name, rows in lists.items()}
+    lists = {}
+    for name, rows in arrays.items():
+        known = re.fullmatch(rf"({'|'.join(PARTS)})(0|[1-9]\d{{0,5}})", name)
+        if known is None:
+            raise Learn2pFedError(
+                f"{path} holds {name!r}: index lists are called train0, validation0, test0, train1 and so on."
+            )
+        lists[known[1], int(known[2])] = rows.astype(np.int64) if rows.dtype.kind in "iu" else rows
+    if not lists:
+        raise Learn2pFedError(f"{path} holds nothing: make it again.")
+    return lists
 
 
 def partition(

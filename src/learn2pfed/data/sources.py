@@ -125,7 +125,8 @@ FASHION = Source(
     "70,000 grey images of clothes, 28 x 28, ten classes",
     "MIT",
     31,
-    # Computed from Debian's package.
+    # Computed from Debian's package. Its files with the name and the time in their heads, which Debian leaves out, have
+    # the MD5 digests that the authors give: they are the official ones.
     {
         PIXELS: "0fbbfcb392782b3b702472ead3688778e1509e8cf40f5c24d9d3303618b193ab",
         LABELS: "138bc5cbc39ee06b83e673e3675e93334169ceae7849de38016fa7ef57c6ffba",
@@ -143,8 +144,9 @@ CIFAR10 = Source(
     "60,000 photographs, 32 x 32, ten classes",
     "none stated; cite Krizhevsky (2009)",
     170,
-    # Computed from the package of node. Its images and labels, written in the way of the official binary version,
-    # give six files with the very SHA-1 digests that MXNet keeps of the official ones: the order is the official one.
+    # Computed from the package of node, not from the official archive. Its images and labels, written in the way of
+    # the binary version, give six files with the SHA-1 digests that MXNet keeps of the official ones: so both give the
+    # same images in the same order.
     {
         PIXELS: "2ae5d6db0453753867541f0ccce0b648fcd0aaf596c0ca67c33dc03b3deaf283",
         LABELS: "5083e6dd0895f94970ae8513f046bf3004b333931aad82b619d23ab76f2e1845",
