@@ -22,7 +22,7 @@ from PIL import Image
 from learn2pfed.cli import main
 from learn2pfed.data import images, sources
 from learn2pfed.data.electricity import load
-from learn2pfed.data.image_files import BATCHES, LABELS, PIXELS, read_arrays, read_pictures
+from learn2pfed.data.image_files import LABELS, PIXELS, read_arrays, read_pictures
 from learn2pfed.data.images import Images, load_images
 from learn2pfed.data.sources import CIFAR10, FASHION, DataSet, Source, cached_files, digest_of, get, take
 from learn2pfed.data.ways import Installed, NodePackage
@@ -33,6 +33,7 @@ rng = np.random.default_rng(0)
 GREY = rng.integers(0, 256, (9, 1, 5, 4), dtype=np.uint8)
 COLOUR = rng.integers(0, 256, (12, 3, 32, 32), dtype=np.uint8)
 LABELLED = np.arange(12) % 10
+BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
 
 
 def idx(values: np.ndarray) -> bytes:
@@ -48,7 +49,7 @@ def idx_files(pixels: np.ndarray = GREY, labels: np.ndarray = LABELLED[:9], n_tr
 
 def bin_files() -> Files:
     records = np.concatenate([LABELLED[:, None].astype(np.uint8), COLOUR.reshape(12, -1)], 1).reshape(6, 2, -1)
-    return {f"{name}.bin": part.tobytes() for name, part in zip([*BATCHES, "test_batch"], records, strict=True)}
+    return {f"{name}.bin": part.tobytes() for name, part in zip(BATCHES, records, strict=True)}
 
 
 def png(rows: np.ndarray) -> bytes:
@@ -59,7 +60,7 @@ def png(rows: np.ndarray) -> bytes:
 
 def png_files() -> Files:
     rows = COLOUR.reshape(6, 2, 3, 1024).transpose(0, 1, 3, 2)
-    shown = {f"{name}.png": png(part) for name, part in zip([*BATCHES, "test_batch"], rows, strict=True)}
+    shown = {f"{name}.png": png(part) for name, part in zip(BATCHES, rows, strict=True)}
     labels = {"train_lables.json": LABELLED[:10], "test_lables.json": LABELLED[10:]}
     return shown | {name: json.dumps(part.tolist()).encode() for name, part in labels.items()}
 

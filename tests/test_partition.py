@@ -62,6 +62,19 @@ def test_another_seed_gives_another_partition() -> None:
     assert not np.array_equal(one.counts(LABELS), other.counts(LABELS))
 
 
+def test_some_images_are_drawn_from_all_of_them() -> None:
+    one, other = (all_rows(partition(LABELS, 3, 100.0, seed=seed, n_images=600)) for seed in (0, 1))
+    for rows in (one, other):
+        assert abs(rows.mean() - 1500) < 150
+    assert 60 < len(np.intersect1d(one, other)) < 200
+
+
+def test_a_class_is_shuffled_before_it_is_cut() -> None:
+    made = partition(np.zeros(900, dtype=np.int64), 3, 100.0)
+    for parts in zip(made.train, made.validation, made.test, strict=True):
+        assert abs(np.concatenate(parts).mean() - 450) < 100
+
+
 def test_no_global_stream_is_touched_or_heard() -> None:
     np.random.seed(0)
     first = all_rows(partition(LABELS, 5, 0.5))
