@@ -169,8 +169,8 @@ def partition(
     validation, both class by class; the libraries test on a quarter, whatever the classes, and don't validate.
 
     >>> made = partition(np.arange(1000) % 10, n_clients=3, beta=0.5)
-    >>> made.counts(np.arange(1000) % 10).sum()
-    np.int64(1000)
+    >>> int(made.counts(np.arange(1000) % 10).sum())
+    1000
     """
     _check(labels, n_clients, beta, rule, seed, min_size, n_images)
     chosen = np.arange(len(labels))
