@@ -36,18 +36,24 @@ def _row(dataset: DataSet, source: Source) -> tuple[str, ...]:
     "get",
     epilog="Examples:\n\n  learn2pfed data get electricity\n\n"
     "  learn2pfed data get electricity --from electricityloaddiagrams20112014.zip\n\n"
-    "  learn2pfed data get households --from ResidentialEnergyConsumption_1.1.0.tar.gz",
+    "  learn2pfed data get households --from ResidentialEnergyConsumption_1.1.0.tar.gz\n\n"
+    "  learn2pfed data get cifar10\n\n"
+    "  learn2pfed data get fashion-mnist --from FOLDER",
 )
 def get_(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(DATASETS)}.")],
     at_hand: Annotated[
-        Path | None,
-        typer.Option("--from", help="A file at hand, the archive or what is in it, in place of a download."),
+        list[Path] | None,
+        typer.Option(
+            "--from",
+            help="A file at hand, the archive or what is in it, in place of a download; repeat it for several files. "
+            "For images also a folder.",
+        ),
     ] = None,
 ) -> None:
     """Put a data set into the cache: downloaded, or from a file at hand; checked by its digest either way."""
     wanted = find_dataset(name)
-    source, failed = _get(wanted) if at_hand is None else (take(wanted, at_hand), list[str]())
+    source, failed = (take(wanted, *at_hand), list[str]()) if at_hand else _get(wanted)
     for reason in failed:
         console.print(f"Not had: {reason}.", highlight=False, soft_wrap=True)
     console.print(f"{source.name}: {source.about} ({source.licence}): {source.folder}", highlight=False, soft_wrap=True)

