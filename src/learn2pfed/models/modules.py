@@ -56,32 +56,18 @@ class MLP(nn.Module):
 
 
 class LSTM(nn.Module):
-    """One layer of LSTM over a series, then a linear head on its last state.
-
-    The gates are those of `nn.LSTM`, written out, so that all clients can run at once:
-    i, f, o = σ(·), g = tanh(·) of  W_x x_t + W_h h + b;  c = f c + i g;  h = o tanh(c).
-    """
+    """One layer of LSTM over a series, then a linear head on its last state."""
 
     def __init__(self, n_inputs: int, n_outputs: int, hidden: int = 32) -> None:
         super().__init__()
         _check_units(hidden)
-        self.hidden = hidden
-        self.input = nn.Linear(n_inputs, 4 * hidden)
-        self.recurrent = nn.Linear(hidden, 4 * hidden, bias=False)
+        self.series = nn.LSTM(n_inputs, hidden, batch_first=True)
         self.head = nn.Linear(hidden, n_outputs)
-        for layer in (self.input, self.recurrent):
-            for parameter in layer.parameters():
-                nn.init.uniform_(parameter, -(hidden**-0.5), hidden**-0.5)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, T) or (n, T, inputs) to (n, outputs)."""
-        x = x.unsqueeze(-1) if x.ndim == 2 else x
-        h = c = x.new_zeros(len(x), self.hidden)
-        for driven in self.input(x).unbind(1):
-            i, f, g, o = (driven + self.recurrent(h)).chunk(4, -1)
-            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-            h = torch.sigmoid(o) * torch.tanh(c)
-        scores: Tensor = self.head(h)
+        states, _ = self.series(x.unsqueeze(-1) if x.ndim == 2 else x)
+        scores: Tensor = self.head(states[:, -1])
         return scores
 
 
