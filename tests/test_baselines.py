@@ -902,7 +902,7 @@ WRONG: dict[str, Callable[[], object]] = {
     "snapshot is of 2 clients and the data of 5": lambda: run_rounds(
         quick("fedavg"), clients(), start=Simulator(quick("fedavg"), clients((3, 3))).snapshot()
     ),
-    "has no head, so nothing says": lambda: with_head(None).features(mlp().start, clients().X),
+    "has no head of one layer, so nothing says": lambda: with_head(None).features(mlp().start, clients().X),
     "kind 'gossip' came": lambda: quick("fedavg").expects("gossip", quick("fedavg").enter(0, clients().clients[0])),
 }
 

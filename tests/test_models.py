@@ -17,7 +17,7 @@ from learn2pfed.engines.plain import run_plain
 from learn2pfed.engines.rounds import Simulator, run_rounds
 from learn2pfed.errors import Learn2pFedError
 from learn2pfed.models.modules import LSTM, build
-from learn2pfed.models.network import Network
+from learn2pfed.models.network import Network, attach
 from learn2pfed.tasks import Classification, Regression, Task
 
 SHAPES = {"linear": (4,), "mlp": (4,), "lstm": (5,), "lenet": (3, 16, 16), "cnn-10-20": (1, 12, 12)}
@@ -81,6 +81,23 @@ def test_the_lstm_reads_a_series_to_its_end(shape: tuple[int, ...]) -> None:
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
         h = o.sigmoid() * c.tanh()
     torch.testing.assert_close(own(X), own.head(h), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(("start", "count"), [("head", 850), ("layers.1", 11_014), ("layers.0", 59_134)])
+def test_a_head_may_begin_at_any_layer(start: str, count: int) -> None:
+    whole = build("lenet", (3, 32, 32), 10)
+    found = attach(whole.module, start)
+    assert int(found.is_head.sum()) == count
+    assert torch.equal(found.start, whole.start)
+    body, head = found.cut(found.start)
+    assert torch.equal(found.join(body, head), found.start)
+
+
+def test_a_head_begins_at_a_layer_that_there_is() -> None:
+    with pytest.raises(
+        Learn2pFedError, match=r"no layer 'fc3' with parameters; there are convolutions.0, conv.*, head"
+    ):
+        attach(build("lenet", (3, 32, 32), 10).module, "fc3")
 
 
 def test_a_seed_gives_the_same_network_and_leaves_the_global_generator_alone() -> None:

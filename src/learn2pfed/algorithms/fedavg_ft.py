@@ -50,7 +50,7 @@ class FedAvgFT(FedAvg):
 
     def __init__(self, settings: RoundSettings, network: Network, task: Task) -> None:
         super().__init__(settings, network, task)
-        if self.settings.ft_part == "head" and network.head is None:
+        if self.settings.ft_part == "head" and not network.head:
             raise Learn2pFedError("ft_part = 'head' needs a network with a head: name it, or use ft_part = 'all'.")
 
     def personal(self, kept: Nothing, local: Local, heard: Message) -> Tensor:

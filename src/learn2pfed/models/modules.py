@@ -37,22 +37,42 @@ class Linear(nn.Module):
         return scores
 
 
-class MLP(nn.Module):
-    """Fully connected layers with ReLU between."""
+class CNN(nn.Module):
+    """Convolutions 5 x 5 with ReLU, each followed by a 2 x 2 maximum, then fully connected layers with ReLU between."""
 
-    def __init__(self, n_inputs: int, n_outputs: int, hidden: Sequence[int] = (32, 32)) -> None:
+    def __init__(
+        self, shape: Shape, n_outputs: int, channels: Sequence[int], hidden: Sequence[int], first_padding: int = 0
+    ) -> None:
         super().__init__()
         _check_units(*hidden)
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise((n_inputs, *hidden)))
-        self.head = nn.Linear((n_inputs, *hidden)[-1], n_outputs)
+        depth, *space = shape
+        self.convolutions = nn.ModuleList()
+        for place, wide in enumerate(channels):
+            padding = 0 if place else first_padding
+            self.convolutions.append(nn.Conv2d(depth, wide, 5, padding=padding))
+            depth, space = wide, [(size + 2 * padding - 4) // 2 for size in space]
+        if min(space, default=1) < 1:
+            raise Learn2pFedError(f"Images of {shape[1]} x {shape[2]} pixels are too small for this network.")
+        units = (depth * prod(space), *hidden)
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(units))
+        self.head = nn.Linear(units[-1], n_outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, ...) to (n, outputs)."""
+        """(n, colours, height, width) to (n, outputs)."""
+        for convolution in self.convolutions:
+            x = torch.relu(nn.functional.max_pool2d(convolution(x), 2))
         x = x.flatten(1)
         for layer in self.layers:
             x = torch.relu(layer(x))
         scores: Tensor = self.head(x)
         return scores
+
+
+class MLP(CNN):
+    """Fully connected layers with ReLU between: no convolutions."""
+
+    def __init__(self, n_inputs: int, n_outputs: int, hidden: Sequence[int] = (32, 32)) -> None:
+        super().__init__((n_inputs,), n_outputs, (), hidden)
 
 
 class LSTM(nn.Module):
@@ -69,30 +89,6 @@ class LSTM(nn.Module):
         states, _ = self.series(x.unsqueeze(-1) if x.ndim == 2 else x)
         scores: Tensor = self.head(states[:, -1])
         return scores
-
-
-class CNN(MLP):
-    """Convolutions 5 x 5 with ReLU, each followed by a 2 x 2 maximum, then fully connected layers with ReLU."""
-
-    def __init__(
-        self, shape: Shape, n_outputs: int, channels: Sequence[int], hidden: Sequence[int], first_padding: int = 0
-    ) -> None:
-        depth, height, width = shape
-        convolutions = nn.ModuleList()
-        for place, wide in enumerate(channels):
-            padding = 0 if place else first_padding
-            convolutions.append(nn.Conv2d(depth, wide, 5, padding=padding))
-            depth, height, width = wide, (height + 2 * padding - 4) // 2, (width + 2 * padding - 4) // 2
-        if min(height, width) < 1:
-            raise Learn2pFedError(f"Images of {shape[1]} x {shape[2]} pixels are too small for this network.")
-        super().__init__(depth * height * width, n_outputs, hidden)
-        self.convolutions = convolutions
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(n, colours, height, width) to (n, outputs)."""
-        for convolution in self.convolutions:
-            x = torch.relu(nn.functional.max_pool2d(convolution(x), 2))
-        return super().forward(x)
 
 
 def _series(shape: Shape) -> int:

@@ -7,7 +7,7 @@ client, (P,), and several on a leading axis, (m, P).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Literal
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from learn2pfed.errors import Learn2pFedError
+from learn2pfed.errors import Learn2pFedError, instead
 
 Part = Literal["all", "body", "head"]
 
@@ -29,7 +29,7 @@ SMALL = 200_000
 
 
 class Network:
-    """Any `nn.Module`; `head` names the submodule that personalised methods keep at home (None: there is none).
+    """Any `nn.Module`; `head` names the submodules that personalised methods keep at home (None: there are none).
 
     Parameters that do not require gradients stay as they are and are never sent.
 
@@ -40,12 +40,12 @@ class Network:
     torch.Size([5, 1])
     """
 
-    def __init__(self, module: nn.Module, head: str | None = "head") -> None:
+    def __init__(self, module: nn.Module, head: str | Sequence[str] | None = "head") -> None:
         if not isinstance(module, nn.Module):
             raise Learn2pFedError(f"A network is made from an nn.Module, got {type(module).__name__}: see build().")
         _refuse_what_draws_or_remembers(module)
         self.module = copy.deepcopy(module)
-        self.head = head
+        self.head = (head,) if isinstance(head, str) else tuple(head or ())
         parameters = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         if not parameters:
             raise Learn2pFedError(f"{type(module).__name__} has no parameters to learn.")
@@ -56,13 +56,16 @@ class Network:
         every = self.module.named_parameters(remove_duplicate=False)
         self.has_ties = sum(parameter.requires_grad for _, parameter in every) > len(parameters)
         self.names: dict[Part, frozenset[str]] = {"all": frozenset(parameters)}
-        inside = {name for name in parameters if head is not None and name.startswith(f"{head}.")}
-        if head is not None and not inside:
-            known = ", ".join(dict.fromkeys(filter(None, (name.rpartition(".")[0] for name in parameters))))
-            raise Learn2pFedError(
-                f"The network has no parameters in a part called {head!r}; there are {known or 'no parts'}. "
-                "For a network without a head: head=None in Python, --set head=none on the command line."
-            )
+        inside: set[str] = set()
+        for part in self.head:
+            found = {name for name in parameters if name.startswith(f"{part}.")}
+            if not found:
+                raise Learn2pFedError(
+                    f"The network has no parameters in a part called {part!r}; there are "
+                    f"{', '.join(layers_of(self.module)) or 'no parts'}. "
+                    "For a network without a head: head=None in Python, --set head=none on the command line."
+                )
+            inside |= found
         self.names |= {"head": frozenset(inside), "body": self.names["all"] - inside}
         self.start = self.flatten({name: parameter.detach() for name, parameter in parameters.items()})
 
@@ -134,10 +137,12 @@ class Network:
 
     @cached_property
     def _without_head(self) -> nn.Module:
-        if self.head is None:
-            raise Learn2pFedError("The network has no head, so nothing says which of its layers gives the features.")
+        if len(self.head) != 1:
+            raise Learn2pFedError(
+                "The network has no head of one layer, so nothing says which layer gives the features."
+            )
         body = copy.deepcopy(self.module)
-        body.set_submodule(self.head, nn.Identity())
+        body.set_submodule(self.head[0], nn.Identity())
         return body
 
     def _call(self, module: nn.Module, parameters: Tensor | Tensors, X: Tensor) -> Tensor:
@@ -165,6 +170,24 @@ class Network:
         except RuntimeError:
             return False
         return True
+
+
+def layers_of(module: nn.Module) -> list[str]:
+    """The parts that have parameters of their own to learn, in the order in which the module lists them."""
+    found = (name.rpartition(".")[0] for name, parameter in module.named_parameters() if parameter.requires_grad)
+    return list(dict.fromkeys(filter(None, found)))
+
+
+def attach(module: nn.Module, start: str) -> Network:
+    """The network whose head begins with the layer `start` and goes on to the last, in the order that it lists them.
+
+    >>> attach(nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)), "2").head
+    ('2', '4')
+    """
+    layers = layers_of(module)
+    if start not in layers:
+        raise Learn2pFedError(f"The network has no layer {start!r} with parameters; {instead(start, layers)}")
+    return Network(module, layers[layers.index(start) :])
 
 
 def _view(part: Tensor, shape: tuple[int, ...]) -> Tensor:
