@@ -113,6 +113,7 @@ class Local:
     round: int
     batch_size: int
     set_aside: float = 0.0  # share of each client's rows that is not trained on
+    only_aside: bool = False  # batches are of those alone; of all rows where there are none
 
     @property
     def lead(self) -> tuple[int, ...]:
@@ -137,9 +138,14 @@ class Local:
             rows = np.random.default_rng([self.seed, self.clients[i], ASIDE]).permutation(rows)
         return rows[count:], rows[:count]
 
+    def _rows(self, i: int) -> NDArray[np.int64]:
+        """Rows of client i of which batches are made."""
+        seen, aside = self.split(i)
+        return aside if self.only_aside and len(aside) else seen
+
     def batches(self, epochs: int | None = None, steps: int | None = None) -> Iterator[Batch]:
         """So many passes over the rows, each in a new order, or so many steps; a pass may end in a small batch."""
-        rows = [self.split(i)[0] for i in range(len(self.clients))]
+        rows = [self._rows(i) for i in range(len(self.clients))]
         draws = [np.random.default_rng([self.seed, self.round, i, BATCHES]) for i in self.clients]
         if steps is not None:
             yield from self._served([self._plan(*of, steps) for of in zip(rows, draws, strict=True)])

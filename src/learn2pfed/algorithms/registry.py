@@ -1,4 +1,4 @@
-"""Every baseline by name."""
+"""Every method with rounds by name: the baselines, and Learn2pFed for networks."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from learn2pfed.algorithms.knn_per import KNNPer
 from learn2pfed.algorithms.local_only import LocalOnly
 from learn2pfed.algorithms.lp_proj import LpProj
 from learn2pfed.algorithms.pfedme import PFedMe
+from learn2pfed.algorithms.plug_in import PlugIn
 from learn2pfed.algorithms.rounds import Rounds
 from learn2pfed.errors import Learn2pFedError, instead
 
@@ -37,8 +38,13 @@ BASELINES: dict[str, type[Rounds]] = {
 """In the order of the paper's tables."""
 
 
-def baseline(name: str) -> type[Rounds]:
-    """The baseline of that name."""
-    if name not in BASELINES:
-        raise Learn2pFedError(f"There is no algorithm {name!r}; {instead(name, BASELINES)}")
-    return BASELINES[name]
+OURS: dict[str, type[Rounds]] = {PlugIn.name: PlugIn}
+"""Learn2pFed where the model is a network."""
+
+
+def method_named(name: str) -> type[Rounds]:
+    """The baseline of that name, or ours."""
+    known = BASELINES | OURS
+    if name not in known:
+        raise Learn2pFedError(f"There is no algorithm {name!r}; {instead(name, known)}")
+    return known[name]

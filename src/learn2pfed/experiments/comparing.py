@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field
 
 from learn2pfed.algorithms.base import Outcome
-from learn2pfed.algorithms.registry import BASELINES, baseline
+from learn2pfed.algorithms.registry import BASELINES, method_named
 from learn2pfed.algorithms.rounds import Rounds
 from learn2pfed.data.federated import Samples
 from learn2pfed.engines.plain import run_plain
@@ -41,7 +41,7 @@ class ProtocolConfig(Config):
         """The baseline with its own settings, the common ones, the share of clients that take part in a round and the
         seed of the trial; a client has so many rows.
         """
-        method = baseline(name)
+        method = method_named(name)
         how = method.settings_class
         protocol = {"n_rounds": self.n_rounds, "join": join, "epochs": self.epochs, "batch_size": self.batch_size}
         common = {field: value for field, value in protocol.items() if field in how.model_fields}
@@ -55,7 +55,7 @@ def _own_settings(given: Any) -> Any:
         raise ValueError("give settings by method, as in fedavg.lr=0.1")
     found = {}
     for name, own in given.items():
-        method = baseline(name)
+        method = method_named(name)
         try:
             how = method.settings_class.of(**own)
         except Learn2pFedError as error:
@@ -111,7 +111,7 @@ class Comparison(Experiment):
 def spaces_of(groups: Sequence[str], methods: Collection[str], chosen: Collection[str]) -> dict[str, Space]:
     """Where tuning may look: the settings of every chosen baseline, group by group."""
     found = [name for name in methods if name in chosen]
-    return {f"{group}.{name}": search_space(BASELINES[name].settings_class) for group in groups for name in found}
+    return {f"{group}.{name}": search_space(method_named(name).settings_class) for group in groups for name in found}
 
 
 def looks(n_rounds: int, points: int) -> list[int]:
