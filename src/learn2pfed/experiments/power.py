@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from torch import Tensor
 
 from learn2pfed.algorithms.base import Outcome, Traffic
@@ -20,7 +20,7 @@ from learn2pfed.algorithms.registry import BASELINES
 from learn2pfed.algorithms.rounds import Rounds
 from learn2pfed.data.electricity import load
 from learn2pfed.data.federated import FederatedData, Samples
-from learn2pfed.data.forecasting import Forecasting, Windows, chosen, every, forecasting, most_distinct
+from learn2pfed.data.forecasting import DAY, Forecasting, Windows, changing, chosen, every, forecasting, most_distinct
 from learn2pfed.data.loads import Loads
 from learn2pfed.engines.simulation import run_simulation
 from learn2pfed.errors import Learn2pFedError
@@ -61,6 +61,13 @@ HISTORIES = {"3: one day": 1, "3: three days": 3, "3: one week": 7}
 SCARCE = "scarce"
 SETTINGS = ("1", "2", SCARCE, *HISTORIES)
 
+
+def _in_full(settings: tuple[str, ...]) -> tuple[str, ...]:
+    """Each once, and all histories where "3" stands."""
+    found = [name for setting in settings for name in (HISTORIES if setting == "3" else (setting,))]
+    return tuple(dict.fromkeys(found))
+
+
 LSTM, LINEAR = "LSTM", "linear"
 
 
@@ -76,8 +83,8 @@ class BodySettings(Config):
 class PowerConfig(Trials, ProtocolConfig):
     """What can be set; `lstm.` and `linear.` hold the baselines' own settings with either model."""
 
-    settings: tuple[Annotated[str, Field(coerce_numbers_to_str=True)], ...] = Field(
-        ("1", "2", *HISTORIES), min_length=1, description=f"of {', '.join(SETTINGS)}"
+    settings: Annotated[tuple[Annotated[str, Field(coerce_numbers_to_str=True)], ...], AfterValidator(_in_full)] = (
+        Field(("1", "2", *HISTORIES), min_length=1, description=f"of {', '.join(SETTINGS)}; 3 is its three histories")
     )
     source: str = Field("sample", description="setting 1: sample, ecl, ecl-20, households, or a file")
     crowd: str = Field("sample", description="the other settings: likewise")
@@ -107,6 +114,15 @@ class PowerConfig(Trials, ProtocolConfig):
 def _loads(source: str, minutes: int | None) -> Loads:
     found = load(source)
     return found if minutes is None else every(found, minutes)
+
+
+def loads_of(config: PowerConfig, setting: str, until: float = 1.0) -> Loads:
+    """Of a setting: on its clock, without meters that never change in what its shortest history has of them."""
+    if setting == SCARCE:
+        return changing(_loads(config.crowd, None), config.horizon, 1, until, config.scarce_rows)
+    loads = _loads(config.source if setting == "1" else config.crowd, config.minutes)
+    rows = min(HISTORIES.values()) * DAY // loads.minutes if setting in HISTORIES else None
+    return changing(loads, config.horizon, config.n_days, until, rows)
 
 
 class Study(NamedTuple):
@@ -139,18 +155,16 @@ def study_of(config: PowerConfig, setting: str, seed: int, tuning: bool = False)
     def cut(loads: Loads, n_days: int = config.n_days, rows: int | None = None) -> Forecasting:
         return forecasting(loads, config.horizon, n_days, until=until, rows=rows)
 
+    loads = loads_of(config, setting, until)
+    n_meters = len(loads.names)
     if setting == "1":
-        loads = _loads(config.source, config.minutes)
         picked, plane = most_distinct(loads, config.n_distinct)
-        others = [i for i in range(len(loads.names)) if i not in picked]
+        others = [i for i in range(n_meters) if i not in picked]
         apart = cut(chosen(loads, others)) if others else None
         return Study(cut(chosen(loads, picked)), 1.0, apart=apart, plane=plane, picked=picked)
     if setting == SCARCE:
-        loads = _loads(config.crowd, None)
-        drawn = np.random.default_rng(seed).choice(len(loads.names), min(config.n_scarce, len(loads.names)), False)
+        drawn = np.random.default_rng(seed).choice(n_meters, min(config.n_scarce, n_meters), False)
         return Study(cut(chosen(loads, drawn.tolist()), 1, config.scarce_rows), 1.0)
-    loads = _loads(config.crowd, config.minutes)
-    n_meters = len(loads.names)
     join = min(1.0, config.n_joining / n_meters)
     if setting == "2":
         if tuning and n_meters > TUNING_CLIENTS:
@@ -161,8 +175,7 @@ def study_of(config: PowerConfig, setting: str, seed: int, tuning: bool = False)
     n_new = max(1, round(config.newcomers * n_meters))
     if n_new >= n_meters:
         raise Learn2pFedError(f"newcomers = {config.newcomers} of {n_meters} clients leaves nobody to learn from.")
-    per_day = 24 * 60 // loads.minutes
-    late = cut(chosen(loads, order[:n_new]), rows=HISTORIES[setting] * per_day)
+    late = cut(chosen(loads, order[:n_new]), rows=HISTORIES[setting] * DAY // loads.minutes)
     return Study(cut(chosen(loads, order[n_new:])), join, late)
 
 
@@ -357,18 +370,18 @@ class PowerExperiment(Comparison):
         return LSTM, LINEAR
 
     def notes(self, config: PowerConfig) -> list[str]:
-        """Sources, and the meters that a rule dropped."""
-        used = [config.source] if "1" in config.settings else []
-        used += [config.crowd] if set(config.settings) - {"1"} else []
+        """Sources, and the meters that a rule dropped, for all settings or for some."""
+        used = {setting: config.source if setting == "1" else config.crowd for setting in config.settings}
         found = []
-        for source in dict.fromkeys(used):
+        for source in dict.fromkeys(used.values()):
             loads = _loads(source, None)
-            found.append(f"{loads.source}: {len(loads.names)} meters, {loads.values.shape[1]:,} records each.")
-            found += [
-                f"{len(names)} dropped, {rule}: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}."
-                for rule, names in loads.dropped.items()
-            ]
-            found += loads.notes
+            found += loads.words
+            only: dict[str, dict[str, None]] = {}  # what is so in some settings: in which
+            for setting in (setting for setting, own in used.items() if own == source):
+                for line in loads_of(config, setting).words[1:]:
+                    if line not in loads.words:
+                        only.setdefault(line, {})[setting.partition(":")[0]] = None
+            found += [f"Setting {', '.join(settings)}: {line}" for line, settings in only.items()]
         return found
 
     def tasks(self, config: PowerConfig) -> list[Task]:
