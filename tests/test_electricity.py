@@ -260,7 +260,7 @@ def test_no_file_a_folder_and_an_empty_cache_are_refused(tmp_path: Path, monkeyp
         load(tmp_path / "nothing")
     with pytest.raises(Learn2pFedError, match="is a folder"):
         load(tmp_path)
-    with pytest.raises(Learn2pFedError, match="'ecl' is not in the cache: get it with learn2pfed data get electricity"):
+    with pytest.raises(Learn2pFedError, match="'ecl' is not in the cache: get it with learn2pfed data get ecl"):
         load("ecl")
 
 
