@@ -22,6 +22,7 @@ from learn2pfed.experiments.base import Task
 from learn2pfed.experiments.joining import JoiningExperiment
 from learn2pfed.experiments.power import HISTORIES, PowerConfig, PowerExperiment, study_of
 from learn2pfed.experiments.registry import configure
+from learn2pfed.experiments.tuning import searches
 from learn2pfed.unrolled.losses import SQUARED
 from learn2pfed.unrolled.settings import Settings
 from learn2pfed.unrolled.softmax import Softmax
@@ -341,8 +342,10 @@ def test_tuning_never_sees_the_last_tenth() -> None:
     spaces = PowerExperiment().tunable(config)
     assert {"learn2pfed", "body", "lstm.ditto", "linear.fedrep"} <= spaces.keys()
     assert np.isfinite(PowerExperiment().validate(config, "linear.fedavg"))
+    late = small(settings=3)
+    assert set(PowerExperiment().tunable(late)) == {"learn2pfed"}  # no network runs there
     with pytest.raises(Learn2pFedError, match="settings 1 and 2"):
-        PowerExperiment().tunable(small(settings=["3: one day"]))
+        searches(PowerExperiment(), late)
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,7 @@ class JoiningExperiment(Experiment):
         "hours."
     )
     config_class = JoiningConfig
+    costs_by_setting = True
     presets = {"quick": {}}  # noqa: RUF012
 
     def notes(self, config: JoiningConfig) -> list[str]:

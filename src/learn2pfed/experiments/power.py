@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple
@@ -60,6 +60,9 @@ HISTORIES = {"3: one day": 1, "3: three days": 3, "3: one week": 7}
 
 SCARCE = "scarce"
 SETTINGS = ("1", "2", SCARCE, *HISTORIES)
+
+WITH_NETWORKS = {"1", "2"}
+"""Where the baselines run, and Learn2pFed on an LSTM."""
 
 
 def _in_full(settings: tuple[str, ...]) -> tuple[str, ...]:
@@ -257,7 +260,7 @@ def learn2pfed_linear(config: PowerConfig, study: Study, seed: int) -> Made:
         series["apart"] = _weeks(study.apart.test, follow(study.apart.train, w, lam), rows.per_day)
     if study.plane is not None:
         series |= {"weeks": _weeks(rows.test, models, rows.per_day), "plane": rounded(study.plane.tolist())}
-        series["picked"] = list(study.picked)
+        series |= {"picked": list(study.picked), "names": list(rows.train.names)}
     return Made(errors(models, rows.test), replace(outcome, models=models), seconds, series)
 
 
@@ -331,28 +334,49 @@ POINTS = 6
 """Rounds after which the first trial is looked at."""
 
 
+ABOUT: tuple[tuple[Collection[str], str], ...] = (
+    (
+        SETTINGS,
+        "The next record of real meters from the day before and from the same hour of the days of a week, each meter "
+        "in units of its own training part, cut 9:1 in time.",
+    ),
+    (("1",), "Setting 1: the most distinct meters, all take part."),
+    (("2",), "Setting 2: all meters, some of them a round."),
+    (
+        WITH_NETWORKS,
+        "There every baseline runs with the paper's LSTM on the lags in their order, and with a linear model on the "
+        "same lags; Learn2pFed on the lags, and as the head on the lags and on an LSTM's features.",
+    ),
+    (
+        HISTORIES,
+        "Setting 3: newcomers with one day, three days, one week of rows to learn from (the lags of these rows reach a "
+        "week further back), after the others have learned; they follow the others' model as far as the learned "
+        "participation says, and errors are theirs.",
+    ),
+    ((SCARCE,), "Scarce: a week of rows at the source's own clock."),
+    (SETTINGS, "Errors are after the last round, each in units of the records that the client learned from."),
+)
+"""Sentences, and the settings that they are about."""
+
+
+def _about(settings: Collection[str]) -> str:
+    """What these settings are."""
+    return " ".join(sentence for about, sentence in ABOUT if any(setting in about for setting in settings))
+
+
 class PowerExperiment(Comparison):
     """Table III."""
 
     name = "power"
     title = "Electricity forecasting"
-    about = (
-        "The next record of real meters from the day before and from the same hour of the days of a week, each meter "
-        "in units of its own training part, cut 9:1 in time. Setting 1: the five most distinct meters, all take part. "
-        "Setting 2: all meters, some of them a round. Setting 3: newcomers with one day, three days, one week of rows "
-        "to learn from (the lags of these rows reach a week further back), after the others have learned; they follow "
-        "the others' model as far as the learned participation says. Scarce: a week of rows at the source's own clock. "
-        "In settings 1 and 2 every baseline runs with the paper's LSTM on the lags in their order, and with a linear "
-        "model on the same lags; Learn2pFed on the lags, and as the head on the lags and on an LSTM's features. Errors "
-        "are of all clients (in setting 3 of the newcomers), after the last round, each in units of the records that "
-        "the client learned from."
-    )
+    about = _about(SETTINGS)
     validation = "log of the RMSE on the last tenth of the training records, mean over settings 1 and 2"
     tuning = (
         "Settings were tuned on the last tenth of the training records (of 60 meters in setting 2), with as many "
         "trials for every method."
     )
     config_class = PowerConfig
+    costs_by_setting = True
     titles = TITLES
     presets = {  # noqa: RUF012
         "quick": {"n_rounds": 20, "batch_size": 128, "n_joining": 5},
@@ -368,6 +392,10 @@ class PowerExperiment(Comparison):
     def variants(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         """The LSTM, and the linear model."""
         return LSTM, LINEAR
+
+    def introduction(self, settings: Collection[str]) -> str:
+        """Of the settings that were run."""
+        return _about(settings) or self.about
 
     def notes(self, config: PowerConfig) -> list[str]:
         """Sources, and the meters that a rule dropped, for all settings or for some."""
@@ -397,8 +425,8 @@ class PowerExperiment(Comparison):
             for title, name, variant in self._rows(config)
             for setting in config.settings
             for seed in config.seeds
-            if (variant == LINEAR and name == "learn2pfed") or not variant or setting in ("1", "2")
-            if not (setting in ("1", "2") and name == "ridge")
+            if (variant == LINEAR and name == "learn2pfed") or not variant or setting in WITH_NETWORKS
+            if not (setting in WITH_NETWORKS and name == "ridge")
         ]
         if not found:
             raise Learn2pFedError(
@@ -443,12 +471,21 @@ class PowerExperiment(Comparison):
 
     def tunable(self, config: PowerConfig) -> dict[str, Space]:
         """Learn2pFed, the LSTM under its head, and every baseline with either model."""
-        if not {"1", "2"} & set(config.settings):
-            raise Learn2pFedError("power is tuned in settings 1 and 2: name one of them.")
+        networks = bool(WITH_NETWORKS & set(config.settings))
         spaces: dict[str, Space] = {}
         if "learn2pfed" in config.algorithms:
-            spaces = {"learn2pfed": search_space(Settings), "body": search_space(BodySettings)}
-        return spaces | spaces_of(("linear", "lstm"), FOR_NUMBERS, config.algorithms)
+            spaces = {"learn2pfed": search_space(Settings)} | ({"body": search_space(BodySettings)} if networks else {})
+        return spaces | (spaces_of(("linear", "lstm"), FOR_NUMBERS, config.algorithms) if networks else {})
+
+    def untunable(self, config: PowerConfig) -> str:
+        """Other settings than 1 and 2 have no say."""
+        known = WITH_NETWORKS & set(config.settings)
+        return "" if known else "power is tuned in settings 1 and 2: name one of them."
+
+    def also_set(self, config: PowerConfig) -> tuple[str, ...]:
+        """The epochs where some take part."""
+        some = "learn2pfed" in config.algorithms and set(config.settings) - {"1", SCARCE}
+        return ("crowd_epochs",) if some else ()
 
     def validate(self, config: PowerConfig, key: str) -> float:
         """log RMSE on the last tenth of the training records, averaged over settings 1 and 2."""
