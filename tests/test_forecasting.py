@@ -94,7 +94,7 @@ def test_a_coarser_clock_adds_energy_and_averages_power() -> None:
     assert hourly.values.shape == (3, 2)
     np.testing.assert_allclose(hourly.values[0], [0 + 1 + 4 + 9, 16 + 25 + 36 + 49])
     np.testing.assert_allclose(every(replace(fine, unit="kW"), 60).values[0], [14 / 4, 126 / 4])
-    assert hourly.notes == ("2 records left out: of 60 minutes that are not there as a whole",)
+    assert hourly.notes == ("2 records left out: of steps of 60 minutes that a break or the end cuts",)
     assert every(curves(minutes=15, n_records=8), 60).notes == ()
     with pytest.raises(Learn2pFedError, match=r"no multiple of the 15 minutes of made .*: set minutes to 15 or"):
         every(fine, 50)
@@ -107,7 +107,7 @@ def test_hours_that_a_break_cuts_into_are_left_out_and_the_others_keep_their_pla
     np.testing.assert_allclose(hourly.values[0], [*wanted, sum(place**2 for place in (17, 18, 19, 20))])
     assert hourly.clock.tolist() == [0, 3, 4, 6]
     assert hourly.stretches == (0, 1, 3)
-    assert hourly.notes == ("5 records left out: of 60 minutes that are not there as a whole",)
+    assert hourly.notes == ("5 records left out: of steps of 60 minutes that a break or the end cuts",)
     again = every(replace(hourly, minutes=60), 120)
     assert (again.clock.tolist(), again.values.shape) == ([], (3, 0))
 
@@ -219,7 +219,7 @@ def test_the_notes_say_what_was_left_out_in_which_setting(tmp_path: Path) -> Non
         "FILE, in the format of LD2011_2014.txt: 6 meters, 671 records each.",
         "1 gap, 1 record in all.",
         "Setting 1, 2: 1 dropped, constant in the records to learn from: still.",
-        "Setting 1, 2, 3: 1 record left out: of 120 minutes that are not there as a whole.",
+        "Setting 1, 2, 3: 1 record left out: of steps of 120 minutes that a break or the end cuts.",
         "Setting 3: 2 dropped, constant in the records to learn from: still, away.",
     ]
     assert "still" not in study_of(config, "2", 0).rows.train.names

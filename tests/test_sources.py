@@ -334,7 +334,8 @@ def test_less_than_the_best_source_is_said_to_be_less(
         said = capsys.readouterr().out
         assert "Not had: http://127.0.0.1:9/loads.zip can't be reached" in said
         assert (
-            "This is not full (loads): get loads.zip by other means, then: learn2pfed data get full --from PA" in said
+            "This is not the full data, full (loads): get loads.zip by other means, then: learn2pfed data get full --from PA"
+            in said
         )
     assert command(monkeypatch, "get", "full") == 2  # that one and nothing less
     complaint = capsys.readouterr().err

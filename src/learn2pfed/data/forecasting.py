@@ -55,7 +55,11 @@ def every(loads: Loads, minutes: int) -> Loads:
     parts, clock = _whole(loads.values, loads.clock, n)
     values = parts.sum(2) if loads.unit == "kWh" else parts.mean(2)
     left = len(loads.clock) - n * len(clock)
-    notes = [f"{counted(left, 'record')} left out: of {minutes} minutes that are not there as a whole"] if left else []
+    notes = (
+        [f"{counted(left, 'record')} left out: of steps of {minutes} minutes that a break or the end cuts"]
+        if left
+        else []
+    )
     return replace(loads, values=values.astype(np.float32), minutes=minutes, clock=clock, notes=(*loads.notes, *notes))
 
 
