@@ -333,10 +333,8 @@ def test_less_than_the_best_source_is_said_to_be_less(
         assert command(monkeypatch, "get", "some") == 0
         said = capsys.readouterr().out
         assert "Not had: http://127.0.0.1:9/loads.zip can't be reached" in said
-        assert (
-            "This is not the full data, full (loads): get loads.zip by other means, then: learn2pfed data get full --from PA"
-            in said
-        )
+        assert "This is not the full data, full (loads): get loads.zip by other means" in said
+        assert "then: learn2pfed data get full --from PATH" in said
     assert command(monkeypatch, "get", "full") == 2  # that one and nothing less
     complaint = capsys.readouterr().err
     assert complaint.rstrip().endswith("Get loads.zip by other means, then: learn2pfed data get full --from PATH")

@@ -60,8 +60,8 @@ def get_(
     best = wanted.sources[0]
     if source is not best and not best.cached:
         console.print(
-            f"This is not the full data, {best.name} ({best.about}): get {best.by_hand} by other means, then: learn2pfed "
-            f"data get {best.name} --from PATH",
+            f"This is not the full data, {best.name} ({best.about}): get {best.by_hand} by other means, then: "
+            f"learn2pfed data get {best.name} --from PATH",
             highlight=False,
             soft_wrap=True,
         )
