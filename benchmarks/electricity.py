@@ -32,7 +32,7 @@ def made(n_clients: int, n_records: int) -> Loads:
         noise = rng.standard_normal(n_records, dtype=np.float32)
         values[i] = 5 + rng.uniform(0.5, 2) * day + noise + rng.uniform(0.2, 0.8) * np.roll(noise, 1)
     names = tuple(f"meter {i}" for i in range(n_clients))
-    return Loads(names, values, 15, None, "kW", "made", (0,), {})
+    return Loads(names, values, 15, None, "kW", "made", np.arange(values.shape[1]), {})
 
 
 def main() -> None:

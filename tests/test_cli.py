@@ -16,6 +16,7 @@ import pytest
 from learn2pfed.cli import main
 from learn2pfed.cli.common import console, progress_bar, rich_table
 from learn2pfed.errors import Learn2pFedError
+from learn2pfed.experiments.registry import EXPERIMENTS
 from learn2pfed.report.tables import Table
 from learn2pfed.unrolled.settings import Settings
 
@@ -286,4 +287,7 @@ def test_list_and_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     for name in ("polynomial", "ablation", "layers", "quality", "--preset", "n_cells", "deviation_spread"):
         assert name in said
     assert call(monkeypatch, "run", "--help") == 0
-    assert "learn2pfed run polynomial --seeds 20" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "learn2pfed run polynomial --seeds 20" in said
+    for preset in {preset for experiment in EXPERIMENTS.values() for preset in experiment.presets}:
+        assert preset in said

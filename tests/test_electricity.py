@@ -161,7 +161,30 @@ def test_records_there_twice_and_gaps_are_counted(written: Write) -> None:
     loads = read_diagrams(written("\n".join(twice)), years=None)
     assert loads.stretches == (0, 50, 90)
     assert loads.values.shape == (2, len(rows) - 11)
-    assert loads.notes == ("1 records there twice, with the same loads: kept once", "2 gaps, 11 records in all")
+    assert loads.notes == ("1 record there twice, with the same loads: kept once", "2 gaps, 11 records in all")
+    assert np.diff(loads.clock)[[49, 89]].tolist() == [11, 2]
+
+
+@pytest.mark.parametrize("minutes", [1, 30, 60, 480])
+def test_any_clock_that_divides_a_day_is_read(written: Write, minutes: int) -> None:
+    times = pd.date_range("2012-01-01 00:15", periods=len(TIMES), freq=f"{minutes}min")
+    rows = diagram(meters(), times.strftime("%Y-%m-%d %H:%M:%S").tolist()).splitlines()
+    del rows[100]
+    loads = load(written("\n".join(rows)))
+    assert loads.minutes == minutes
+    assert loads.stretches == (0, 99)
+    assert loads.notes == ("1 gap, 1 record in all",)
+
+
+def test_a_meter_is_late_by_the_first_day_of_its_own_clock(written: Write) -> None:
+    times = pd.date_range("2012-01-01 01:00", periods=len(TIMES), freq="h").strftime("%Y-%m-%d %H:%M:%S").tolist()
+    late, early = (["0"] * n + ["3,5", "4"] * ((len(TIMES) - n) // 2) for n in (24, 22))
+    assert load(written(diagram(meters(late=late, early=early), times))).dropped == {LATE: ("late",)}
+
+
+def every_seconds(seconds: int, n: int = len(TIMES)) -> str:
+    times = pd.date_range("2012-01-01", periods=n, freq=f"{seconds}s").strftime("%Y-%m-%d %H:%M:%S").tolist()
+    return diagram({name: cells[:n] for name, cells in meters().items()}, times)
 
 
 def lines(*changes: tuple[int, str, str]) -> str:
@@ -186,6 +209,9 @@ SECOND, THIRD = TIMES[1], TIMES[2]
         (lines((4, THIRD, SECOND)), f"1 times are there twice with other loads, the first {SECOND.replace(' ', 'T')}"),
         (lines((4, THIRD, TIMES[0])), "not in the order of time"),
         (lines((4, THIRD, "2012-01-01 00:46:00")), "00:46:00 is off the clock of 15 minutes"),
+        (every_seconds(7 * 60), "most of its records are 420 seconds apart.*: give records every 15, 30 or 60 minutes"),
+        (every_seconds(90), "most of its records are 90 seconds apart"),
+        (every_seconds(60, 1), "has one record, at 2012-01-01T00:00:00: give a longer file"),
         (lines()[:-9], "line 289 has 2 cells where the header has 3: it is truncated"),
         (lines((9, ";", ";1;")), "line 9 has 5 cells where the header has 3"),
         (lines((1, "MT_002", "MT_001")), "'MT_001' is no name of a meter, or of two"),
@@ -234,7 +260,7 @@ def test_no_file_a_folder_and_an_empty_cache_are_refused(tmp_path: Path, monkeyp
         load(tmp_path / "nothing")
     with pytest.raises(Learn2pFedError, match="is a folder"):
         load(tmp_path)
-    with pytest.raises(Learn2pFedError, match="'ecl' is not in the cache: get it with learn2pfed data get electricity"):
+    with pytest.raises(Learn2pFedError, match="'ecl' is not in the cache: get it with learn2pfed data get ecl"):
         load("ecl")
 
 
@@ -299,13 +325,15 @@ def test_weeks_in_a_row_are_one_stretch_and_households_keep_their_place(weeks: W
     assert loads.names == ("100", "101", "102")
     assert (loads.minutes, loads.unit, loads.start) == (15, "kWh", None)
     assert loads.stretches == (0, 2 * 672)
-    assert loads.notes == ("1 gaps between weeks",)
+    assert loads.notes == ("1 gap between weeks",)
+    assert loads.clock[2 * 672] == 3 * 672
+    assert weeks({"w52": week(), "w1": week()}).stretches == (0, 672)
     np.testing.assert_array_equal(loads.values[:, 672:1344], 2 * loads.values[:, :672])
 
 
 def test_equal_rows_are_kept_once_and_other_oddities_of_weeks_refused(weeks: Weeks) -> None:
     twice = weeks({"w44": pd.concat([week(), week(1)])})
-    assert twice.notes == ("1 rows there twice, with the same loads: kept once",)
+    assert twice.notes == ("1 row there twice, with the same loads: kept once",)
     assert len(twice.names) == 3
     with pytest.raises(Learn2pFedError, match="household 100 is twice in week w44 with other loads"):
         weeks({"w44": pd.concat([week(), week(1, scale=3)])})

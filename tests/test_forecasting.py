@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from learn2pfed.algorithms.learn2pfed import Learn2pFed
 from learn2pfed.data.electricity import load
-from learn2pfed.data.forecasting import chosen, every, forecasting, lags_of, most_distinct
-from learn2pfed.data.loads import Loads
+from learn2pfed.data.forecasting import changing, chosen, every, forecasting, lags_of, most_distinct
+from learn2pfed.data.loads import STILL, Loads
 from learn2pfed.engines.simulation import run_simulation
 from learn2pfed.errors import Learn2pFedError
 from learn2pfed.experiments import power
@@ -20,6 +22,7 @@ from learn2pfed.experiments.base import Task
 from learn2pfed.experiments.joining import JoiningExperiment
 from learn2pfed.experiments.power import HISTORIES, PowerConfig, PowerExperiment, study_of
 from learn2pfed.experiments.registry import configure
+from learn2pfed.experiments.tuning import searches
 from learn2pfed.unrolled.losses import SQUARED
 from learn2pfed.unrolled.settings import Settings
 from learn2pfed.unrolled.softmax import Softmax
@@ -30,7 +33,7 @@ def curves(n_meters: int = 3, n_records: int = 40, minutes: int = 360, **changes
     """Four records a day unless told otherwise; meter i at time t is 100 i + t² (squares, so that every lag shows)."""
     values = 100.0 * np.arange(n_meters)[:, None] + np.arange(n_records)[None] ** 2
     names = tuple(f"m{i}" for i in range(n_meters))
-    loads = Loads(names, values.astype(np.float32), minutes, None, "kWh", "made", (0,), {})
+    loads = Loads(names, values.astype(np.float32), minutes, None, "kWh", "made", np.arange(n_records), {})
     return replace(loads, **changes)
 
 
@@ -74,7 +77,7 @@ def test_few_rows_are_the_latest_and_later_records_can_be_left_out() -> None:
 
 
 def test_no_row_reaches_over_a_break() -> None:
-    rows = forecasting(curves(stretches=(0, 20)), n_days=2)
+    rows = forecasting(curves(clock=np.r_[0:20, 23:43]), n_days=2)
     seen = np.concatenate([rows.train.times, rows.test.times])
     assert seen.tolist() == [*range(8, 20), *range(28, 40)]
 
@@ -91,11 +94,22 @@ def test_a_coarser_clock_adds_energy_and_averages_power() -> None:
     assert hourly.values.shape == (3, 2)
     np.testing.assert_allclose(hourly.values[0], [0 + 1 + 4 + 9, 16 + 25 + 36 + 49])
     np.testing.assert_allclose(every(replace(fine, unit="kW"), 60).values[0], [14 / 4, 126 / 4])
-    assert every(replace(fine, stretches=(0, 8)), 60).stretches == (0,)
-    with pytest.raises(Learn2pFedError, match="breaks inside"):
-        every(replace(fine, stretches=(0, 3)), 60)
-    with pytest.raises(Learn2pFedError, match="no multiple"):
+    assert hourly.notes == ("2 records left out: of steps of 60 minutes that a break or the end cuts",)
+    assert every(curves(minutes=15, n_records=8), 60).notes == ()
+    with pytest.raises(Learn2pFedError, match=r"no multiple of the 15 minutes of made .*: set minutes to 15 or"):
         every(fine, 50)
+
+
+def test_hours_that_a_break_cuts_into_are_left_out_and_the_others_keep_their_place() -> None:
+    clock = np.r_[0:7, 10:20, 24:28]  # hours 1 and 2 are cut, hour 5 is missing
+    hourly = every(curves(minutes=15, n_records=len(clock), clock=clock), 60)
+    wanted = [sum(place**2 for place in places) for places in ((0, 1, 2, 3), (9, 10, 11, 12), (13, 14, 15, 16))]
+    np.testing.assert_allclose(hourly.values[0], [*wanted, sum(place**2 for place in (17, 18, 19, 20))])
+    assert hourly.clock.tolist() == [0, 3, 4, 6]
+    assert hourly.stretches == (0, 1, 3)
+    assert hourly.notes == ("5 records left out: of steps of 60 minutes that a break or the end cuts",)
+    again = every(replace(hourly, minutes=60), 120)
+    assert (again.clock.tolist(), again.values.shape) == ([], (3, 0))
 
 
 @pytest.mark.parametrize(
@@ -146,6 +160,83 @@ def test_the_most_distinct_lie_far_apart_and_are_always_the_same() -> None:
     assert most_distinct(replace(loads, values=changed), 5)[0] == picked
     with pytest.raises(Learn2pFedError, match="21 meters are asked for"):
         most_distinct(loads, 21)
+
+
+def weekly(n_meters: int = 8, n_weeks: int = 6) -> Loads:
+    """Meters whose weeks are all the same, no two meters alike; four records a day, whole numbers (exact means)."""
+    weeks = np.random.default_rng(0).integers(0, 100, (n_meters, 28)).astype(np.float32)
+    return curves(n_meters, 28 * n_weeks, values=np.tile(weeks, n_weeks))
+
+
+def test_weeks_of_the_map_never_reach_over_a_break() -> None:
+    loads = weekly()
+    there = np.delete(np.arange(28 * 6), [40, 41, 42])
+    broken = replace(loads, values=loads.values[:, there], clock=there)
+    for ours, whole in zip(most_distinct(broken, 3), most_distinct(loads, 3), strict=True):
+        np.testing.assert_array_equal(ours, whole)
+    with pytest.raises(Learn2pFedError, match=r"no week without a break .* leave out setting 1"):
+        most_distinct(curves(5, 60, clock=np.arange(0, 120, 2)), 3)
+
+
+def test_a_meter_that_changes_only_later_is_dropped_and_named() -> None:
+    values = curves().values.copy()
+    values[1, :36] = 5
+    late = curves(values=values, dropped={"a rule": ("x",)})
+    with pytest.raises(Learn2pFedError, match="'m1' never changes in its training part"):
+        forecasting(late, n_days=2)
+    left = changing(late, n_days=2)
+    assert left.names == ("m0", "m2")
+    assert left.dropped == {"a rule": ("x",), STILL: ("m1",)}
+    assert len(forecasting(left, n_days=2).train) == 2
+    values[1, :20] = np.arange(20)
+    assert changing(late, n_days=2).names == ("m0", "m1", "m2")
+    assert changing(late, n_days=2, rows=4).names == ("m0", "m2")  # in the little that it has
+
+
+def own_file(path: Path, n_weeks: int = 4) -> Path:
+    """Six hourly meters in the archive's format; `still` changes only at the end, `away` not in the last nine days of
+    its training part; a record is missing.
+    """
+    times = pd.date_range("2020-01-01", periods=24 * 7 * n_weeks, freq="h").strftime("%Y-%m-%d %H:%M:%S")
+    rng, cut = np.random.default_rng(0), round(len(times) * 0.9)
+    day = 5 + np.sin(np.arange(len(times)) / 24 * 2 * np.pi)
+    loads = {f"m{i}": day + rng.normal(0, 0.3, len(times)) for i in range(4)}
+    loads |= {name: day.copy() for name in ("still", "away")}
+    loads["still"][: cut + 5] = 2
+    loads["away"][cut - 9 * 24 : cut] = 2
+    table = pd.DataFrame(loads, index=times).drop(times[100])
+    table.to_csv(path, sep=";", decimal=",")
+    return path
+
+
+def test_the_notes_say_what_was_left_out_in_which_setting(tmp_path: Path) -> None:
+    file = own_file(tmp_path / "own.txt")
+    config = small(source=str(file), crowd=str(file), n_distinct=2, n_joining=2, minutes=120)
+    experiment = PowerExperiment()
+    assert experiment.tasks(config)
+    notes = experiment.notes(config)
+    assert [note.replace(str(file), "FILE") for note in notes] == [
+        "FILE, in the format of LD2011_2014.txt: 6 meters, 671 records each.",
+        "1 gap, 1 record in all.",
+        "Setting 1, 2: 1 dropped, constant in the records to learn from: still.",
+        "Setting 1, 2, 3: 1 record left out: of steps of 120 minutes that a break or the end cuts.",
+        "Setting 3: 2 dropped, constant in the records to learn from: still, away.",
+    ]
+    assert "still" not in study_of(config, "2", 0).rows.train.names
+    assert "away" in study_of(config, "2", 0).rows.train.names
+    joining = configure(JoiningExperiment(), "quick", {"source": str(file), "shares": [0.5], "epochs": [5, 20, 5]})
+    assert len(JoiningExperiment().tasks(joining)) == 2 * 3
+    said = JoiningExperiment().notes(joining)
+    assert said[1:] == [
+        "1 dropped, constant in the records to learn from: still.",
+        "1 gap, 1 record in all.",
+        "Λ stays as it is in the first 10 epochs (learn2pfed.n_warmup): after 5 nothing is learned yet.",
+    ]
+
+
+def test_setting_3_is_short_for_its_histories() -> None:
+    assert small(settings=3).settings == tuple(HISTORIES)
+    assert small(settings="1,3,3: one day").settings == ("1", *HISTORIES)
 
 
 SMALL = {
@@ -251,8 +342,10 @@ def test_tuning_never_sees_the_last_tenth() -> None:
     spaces = PowerExperiment().tunable(config)
     assert {"learn2pfed", "body", "lstm.ditto", "linear.fedrep"} <= spaces.keys()
     assert np.isfinite(PowerExperiment().validate(config, "linear.fedavg"))
+    late = small(settings=3)
+    assert set(PowerExperiment().tunable(late)) == {"learn2pfed"}  # no network runs there
     with pytest.raises(Learn2pFedError, match="settings 1 and 2"):
-        PowerExperiment().tunable(small(settings=["3: one day"]))
+        searches(PowerExperiment(), late)
 
 
 @pytest.mark.parametrize(
@@ -287,3 +380,11 @@ def test_some_clients_at_a_time_come_nearer_to_all_together_with_more_epochs() -
     assert 0 < near < far / 2
     assert near < 0.01
     assert len(experiment.tasks(config)) == 2 * 2 * 3
+
+
+def test_shares_that_are_nearly_alike_have_names_of_their_own() -> None:
+    experiment = JoiningExperiment()
+    config = configure(experiment, "quick", {"shares": [0.1, 0.101, 0.1, 1.0], "epochs": [3], "n_seeds": 1})
+    assert [task.setting for task in experiment.tasks(config)] == ["10% an epoch", "10.1% an epoch", "100% an epoch"]
+    with pytest.raises(Learn2pFedError, match=r"join = 0.01 of 20 clients is no client at all"):
+        experiment.tasks(configure(experiment, "quick", {"shares": [0.5, 0.01]}))

@@ -166,6 +166,80 @@ def test_captions_are_about_what_is_shown() -> None:
     assert "A grey line joins a baseline's errors with its two models, MLP and polynomial." in theirs["methods"]
 
 
+def power(*names: str, settings: tuple[str, ...] = ("1", "2"), **changes: Any) -> tuple[Results, Details]:
+    """A run of power in which each method is a little worse than the one before."""
+    config = configure(find("power"), "quick", {"settings": list(settings), **changes}).model_dump(mode="json")
+    found, details = [], []
+    for setting in settings:
+        for place, name in enumerate(names):
+            row = rows(name, 1.0 + place, setting=setting)[0]
+            found.append(row.model_copy(update={"bytes_up": 1_000_000 * (1 + (setting == "2"))}))
+            series = {"errors": [3.0 + place, 1.0 + place, 2.0 + place]}
+            details.append(Detail(setting=setting, algorithm=name, seed=0, series=series))
+    results = Results(experiment="power", preset="quick", versions=versions(), config=config, rows=found)
+    return results, Details(details=details)
+
+
+def test_costs_that_differ_between_settings_stand_apart() -> None:
+    results, _ = power("FedAvg, LSTM", settings=("1", "2", "3: one day"))
+    (cost,) = (table for table in tables(results) if table.title == "Cost of a fit")
+    assert cost.head[:3] == ("", "setting", "CPU seconds")
+    assert [row[1] for row in cost.body] == ["1", "2", "3: one day"]
+    assert [row[3] for row in cost.body] == ["1.00", "2.00", "1.00"]
+
+
+def test_the_settings_of_all_that_ran_are_shown() -> None:
+    def shown(**changes: Any) -> dict[str, str]:
+        last = tables(power("Learn2pFed, linear", **changes)[0])[-1]
+        return {row[0]: row[1] for row in last.body}
+
+    every = shown(algorithms="learn2pfed,ditto", crowd_epochs=70)
+    assert list(every) == ["learn2pfed", "body", "linear.ditto", "lstm.ditto", "crowd_epochs"]
+    assert every["body"].startswith("kind = shared, lr = ")
+    assert every["crowd_epochs"] == "70"
+    assert "crowd_epochs" not in shown(settings=("1",))
+    assert list(shown(settings=("3: one day",))) == ["learn2pfed", "crowd_epochs"]
+
+
+def test_the_page_speaks_of_the_settings_that_were_run() -> None:
+    one, late = (page_of_experiment(*power("Learn2pFed, linear", settings=s)).about for s in (("1",), ("3: one day",)))
+    assert "Setting 1: the most distinct meters" in one
+    assert "paper's LSTM" in one
+    assert "Setting 3: newcomers" in late
+    for absent in ("Setting 2", "Setting 3", "Scarce"):
+        assert absent not in one
+    for absent in ("Setting 1", "Setting 2", "LSTM", "Scarce"):
+        assert absent not in late
+    assert find("power").introduction([]) == find("power").about
+
+
+def test_errors_by_client_are_of_the_best_that_ran_in_the_order_of_the_table() -> None:
+    names = [f"{name}, {variant}" for variant in ("linear", "LSTM") for name in ("Ditto", "FedAvg", "FedRep", "FedPer")]
+    ours = ["Learn2pFed, linear", "Learn2pFed, LSTM"]
+    results, details = power(*names, "Least squares, alone", *ours, settings=("1", "scarce", "3: one day"))
+    (drawn,) = (figure for figure in figures(results, details) if figure.name == "clients")
+    assert [panel.title for panel in drawn.panels] == ["setting 1", "setting scarce", "setting 3: one day"]
+    series = drawn.panels[0].series  # type: ignore[union-attr]
+    others = ["Least squares, alone", "FedAvg, linear", "FedRep, linear", "Ditto, linear"]
+    assert [line.name for line in series] == [*others, *ours]
+    assert [line.name for line in series if line.kind == "line"] == ["Learn2pFed, linear"]
+    assert [list(line.y) for line in series][-2:] == [[10.0, 11.0, 12.0], [11.0, 12.0, 13.0]]
+    theirs = figures(*power("FedAvg, linear", "Ditto, linear"))
+    (drawn,) = (figure for figure in theirs if figure.name == "clients")
+    assert [line.kind for line in drawn.panels[0].series] == ["line", "dots"]  # type: ignore[union-attr]
+
+
+def test_the_map_names_those_who_take_part() -> None:
+    results, details = power("Learn2pFed, linear", settings=("1",))
+    places = {"plane": [[0.0, 0.0], [1.0, 2.0], [3.0, 1.0]], "picked": [0, 2], "names": ["a $b$", "<i>c"]}
+    details.details[0].series.update(places)
+    (drawn,) = (figure for figure in figures(results, details) if figure.name == "map")
+    assert all(name in svg(drawn) for name in ("<!-- a $b$ -->", "<!-- &lt;i&gt;c -->"))
+    fragment = draw_interactive(drawn)
+    assert '"text":["a $b$","&lt;i&gt;c"]' in fragment
+    assert '"mode":"markers+text"' in fragment
+
+
 def test_fits_stand_above_their_errors_for_any_number_of_settings() -> None:
     for settings in (["1"], ["1", "2"], ["1", "2", "3"]):
         found = [d.model_copy(update={"setting": setting}) for setting in settings for d in DETAILS.details]

@@ -294,17 +294,49 @@ def test_the_commands(
     assert command(monkeypatch, "list") == 0
     assert "in the cache" in capsys.readouterr().out
     assert command(monkeypatch, "get", "none") == 2
-    assert "there is no data set 'none': choose one of electricity, households" in capsys.readouterr().err
+    assert (
+        "there is no data set 'none': choose one of electricity, households, fashion-mnist, cifar10, some, ecl"
+        in capsys.readouterr().err
+    )
     (tmp_path / "plain").write_bytes(b"no loads")
     assert command(monkeypatch, "get", "some", "--from", str(tmp_path / "plain")) == 2
     assert "as it was published" in capsys.readouterr().err
 
 
-def test_ctrl_c_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_says_how_to_go_on_and_what_is_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     class Stopped:
+        def __init__(self, part: str | None) -> None:
+            self.part = part
+
         def fetch(self, folder: Path, report: sources.Report) -> list[Path]:
+            if self.part:
+                (folder / self.part).write_bytes(b"some of it")
             raise KeyboardInterrupt
 
-    monkeypatch.setitem(sources.DATASETS, "some", made(Stopped()))
+    monkeypatch.setitem(sources.DATASETS, "some", made(Stopped(None)))  # as pip, which keeps nothing
     assert command(monkeypatch, "get", "some") == 130
-    assert "go on with: learn2pfed data get some" in capsys.readouterr().out
+    assert "Nothing is kept; begin again with: learn2pfed data get some" in capsys.readouterr().out
+    monkeypatch.setitem(sources.DATASETS, "some", made(Stopped("loads.zip.part")))
+    assert command(monkeypatch, "get", "some") == 130
+    assert "What is there is kept; go on with: learn2pfed data get some" in capsys.readouterr().out
+
+
+def test_less_than_the_best_source_is_said_to_be_less(
+    server: tuple[Server, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = made(Download(("http://127.0.0.1:9/loads.zip",)), name="full")
+    both = replace(full, sources=full.sources + made(Download((server[1],)), name="few").sources)
+    monkeypatch.setitem(sources.DATASETS, "some", both)
+    for _ in range(2):  # had now, and cached
+        assert command(monkeypatch, "get", "some") == 0
+        said = capsys.readouterr().out
+        assert "Not had: http://127.0.0.1:9/loads.zip can't be reached" in said
+        assert "This is not the full data, full (loads): get loads.zip by other means" in said
+        assert "then: learn2pfed data get full --from PATH" in said
+    assert command(monkeypatch, "get", "full") == 2  # that one and nothing less
+    complaint = capsys.readouterr().err
+    assert complaint.rstrip().endswith("Get loads.zip by other means, then: learn2pfed data get full --from PATH")
+    assert command(monkeypatch, "get", "few") == 0
+    assert "This is not" not in capsys.readouterr().out

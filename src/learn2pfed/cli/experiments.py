@@ -51,7 +51,11 @@ from learn2pfed.unrolled.settings import Settings
 def run(
     experiment: Annotated[str, typer.Argument(help=f"One of {', '.join(EXPERIMENTS)}.")],
     preset: Annotated[
-        str | None, typer.Option(help="quick, the default, fits a laptop's minutes; paper is the paper's protocol.")
+        str | None,
+        typer.Option(
+            help="quick, the default, fits a laptop's minutes; paper is the paper's protocol; households, of power, is "
+            "about Swiss households."
+        ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="How many seeds (trials).")] = None,
     algorithms: Annotated[

@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 from pyarrow import csv
 
 from learn2pfed.data.archives import opened
-from learn2pfed.data.loads import LATE, Loads, kept
+from learn2pfed.data.loads import LATE, Loads, counted, kept
 from learn2pfed.data.sources import ECL
 from learn2pfed.errors import Learn2pFedError
 
-MINUTES = 15
-DAY = 24 * 60 // MINUTES
-"""Records of a day."""
+DAY = 24 * 60
+"""Minutes."""
 
 NUMBER = re.compile(r"[-+\d.,e]+")
 """What stands where a header is missing."""
@@ -32,6 +31,9 @@ BLOCK = 1 << 24
 
 def read_diagrams(path: Path, years: tuple[int, int] | None = (2012, 2014)) -> Loads:
     """LD2011_2014.txt of the UCI archive, in its zip or alone: 370 clients, mean kW of every quarter of an hour.
+
+    A file of the same format may have another clock, of whole minutes that divide a day: the commonest distance of its
+    records.
 
     A record's time is the end of its quarter: 2012 begins with 2012-01-01 00:15 and ends with 2013-01-01 00:00. Kept
     are the years from the first to the last named, which must be there from end to end, or all records (None).
@@ -45,28 +47,31 @@ def read_diagrams(path: Path, years: tuple[int, int] | None = (2012, 2014)) -> L
     with opened(path, ECL.file) as stream:
         names = _meters(path, stream.readline())
         times, values = _records(path, stream, len(names), years)
-    if years is not None:
-        _check_covered(path, times, years)
     times, values, twice = _without_twins(path, times, values)
-    steps, rest = np.divmod(np.diff(times), np.timedelta64(MINUTES, "m"))
+    minutes = _minutes(path, times)
+    if years is not None:
+        _check_covered(path, times, minutes, years)
+    clock, rest = np.divmod(times - times[0], np.timedelta64(minutes, "m"))
     off = np.flatnonzero(rest)
     if len(off):
         raise Learn2pFedError(
-            f"{path}: {times[off[0] + 1]} is off the clock of {MINUTES} minutes: mend or drop that record."
+            f"{path}: {times[off[0]]} is off the clock of {minutes} minutes that begins with {times[0]}: mend or drop "
+            "that record."
         )
-    breaks = np.flatnonzero(steps > 1) + 1
-    notes = [f"{twice} records there twice, with the same loads: kept once"] if twice else []
-    notes += [f"{len(breaks)} gaps, {int((steps - 1).sum())} records in all"] if len(breaks) else []
-    day = np.nan_to_num(values[:, :DAY])
+    gaps = np.diff(clock) - 1
+    notes = [f"{counted(twice, 'record')} there twice, with the same loads: kept once"] if twice else []
+    if gaps.any():
+        notes += [f"{counted(int(np.count_nonzero(gaps)), 'gap')}, {counted(int(gaps.sum()), 'record')} in all"]
+    day = np.nan_to_num(values[:, : DAY // minutes])
     return kept(
         Loads(
             names,
             values,
-            MINUTES,
+            minutes,
             pd.Timestamp(times[0]),
             "kW",
             "ElectricityLoadDiagrams20112014, Trindade (2015), UCI Machine Learning Repository, CC BY 4.0",
-            (0, *breaks.tolist()),
+            clock,
             {},
             tuple(notes),
         ),
@@ -160,12 +165,26 @@ def _complaint(error: str, before: int) -> str:
     return f"no table of loads ({error.splitlines()[0]}): give {ECL.file} as the archive ships it"
 
 
-def _check_covered(path: Path, times: NDArray[np.datetime64], years: tuple[int, int]) -> None:
+def _minutes(path: Path, times: NDArray[np.datetime64]) -> int:
+    """The clock: the commonest distance of records."""
+    if len(times) < 2:
+        raise Learn2pFedError(f"{path} has one record, at {times[0]}: give a longer file.")
+    apart, count = np.unique(np.diff(times).astype(np.int64), return_counts=True)
+    seconds = int(apart[count.argmax()])
+    if seconds % 60 or DAY * 60 % seconds:
+        raise Learn2pFedError(
+            f"{path}: most of its records are {seconds:,} seconds apart, which are no minutes that divide a day: give "
+            "records every 15, 30 or 60 minutes, or the like."
+        )
+    return seconds // 60
+
+
+def _check_covered(path: Path, times: NDArray[np.datetime64], minutes: int, years: tuple[int, int]) -> None:
     """Refuse a file that begins or ends inside the years."""
     first, end = _span(years)
-    if times.min() > first + np.timedelta64(MINUTES, "m") or times.max() < end:
+    if times[0] > first + np.timedelta64(minutes, "m") or times[-1] < end:
         raise Learn2pFedError(
-            f"{path} has records from {times.min()} to {times.max()}, not all of {_words(years)}: it is truncated: get "
+            f"{path} has records from {times[0]} to {times[-1]}, not all of {_words(years)}: it is truncated: get "
             "it again, or name the years it has."
         )
 

@@ -113,7 +113,7 @@ def _ecl_20(values: NDArray[np.float32]) -> Loads:
     """Standardised loads (20, 5000) with what is known about them."""
     source = "20 clients of ElectricityLoadDiagrams20112014, Trindade (2015), CC BY 4.0, through imputegap, MIT"
     names = tuple(f"ECL-{place:02d}" for place in range(1, len(values) + 1))
-    return kept(Loads(names, values, 60, None, None, source, (0,), {}))
+    return kept(Loads(names, values, 60, None, None, source, np.arange(values.shape[1]), {}))
 
 
 READERS: dict[str, Callable[[Path], Loads]] = {

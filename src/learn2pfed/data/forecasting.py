@@ -10,17 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from learn2pfed.data.federated import FederatedData
-from learn2pfed.data.loads import Loads
+from learn2pfed.data.loads import STILL, Loads, counted, without
 from learn2pfed.errors import Learn2pFedError
 
 DAY = 24 * 60
 """Minutes."""
+
+TEST = 0.1
+"""The share of the records, the last ones, that are tests."""
 
 
 def lags_of(minutes: int, horizon: int = 1, n_days: int = 7) -> tuple[int, ...]:
@@ -35,21 +39,37 @@ def lags_of(minutes: int, horizon: int = 1, n_days: int = 7) -> tuple[int, ...]:
 
 
 def every(loads: Loads, minutes: int) -> Loads:
-    """On a coarser clock: energy (kWh) adds up, power and standardised loads are averaged."""
+    """On a coarser clock: energy (kWh) adds up, power and standardised loads are averaged.
+
+    Its steps are counted from the first record; of one that a break cuts into, and of a last one that is not whole, the
+    records are left out, and counted in `notes`.
+    """
     if minutes == loads.minutes:
         return loads
     if minutes % loads.minutes or DAY % minutes:
         raise Learn2pFedError(
-            f"minutes = {minutes} is no multiple of the {loads.minutes} minutes of {loads.source} that divides a day."
+            f"minutes = {minutes} is no multiple of the {loads.minutes} minutes of {loads.source} that divides a day: "
+            f"set minutes to {loads.minutes} or to such a multiple."
         )
     n = minutes // loads.minutes
-    if any(place % n for place in loads.stretches):
-        raise Learn2pFedError(f"{loads.source} has breaks inside {minutes} minutes: keep minutes = {loads.minutes}.")
-    whole = loads.values.shape[1] // n * n
-    parts = loads.values[:, :whole].reshape(len(loads.names), -1, n)
+    parts, clock = _whole(loads.values, loads.clock, n)
     values = parts.sum(2) if loads.unit == "kWh" else parts.mean(2)
-    stretches = tuple(place // n for place in loads.stretches if place < whole)
-    return replace(loads, values=values.astype(np.float32), minutes=minutes, stretches=stretches)
+    left = len(loads.clock) - n * len(clock)
+    notes = (
+        [f"{counted(left, 'record')} left out: of steps of {minutes} minutes that a break or the end cuts"]
+        if left
+        else []
+    )
+    return replace(loads, values=values.astype(np.float32), minutes=minutes, clock=clock, notes=(*loads.notes, *notes))
+
+
+def _whole(
+    values: NDArray[np.float32], clock: NDArray[np.int64], n: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Records (M, parts, n) of those n steps of the clock of which none is missing, and which n steps these are."""
+    part, count = np.unique(clock // n, return_counts=True)
+    inside = np.repeat(count == n, count)
+    return values[:, inside].reshape(len(values), -1, n), part[count == n]
 
 
 def chosen(loads: Loads, clients: Sequence[int]) -> Loads:
@@ -126,11 +146,52 @@ class Forecasting:
         return 1 + self.lags.index(-(-self.lags[0] // self.per_day) * self.per_day)
 
 
+class Cut(NamedTuple):
+    """Which records are for what."""
+
+    n_records: int  # what comes later is left out
+    lags: tuple[int, ...]
+    train: NDArray[np.int64]  # times of the targets
+    test: NDArray[np.int64]
+    seen: slice  # the records that units come from: the training targets, their lags, and all in between
+
+
+def _cut(loads: Loads, horizon: int, n_days: int, test_share: float, until: float, rows: int | None) -> Cut:
+    """As `forecasting` says."""
+    if horizon < 1:
+        raise Learn2pFedError(f"horizon = {horizon}: forecast at least one record ahead.")
+    lags = lags_of(loads.minutes, horizon, n_days)
+    n_records = int(loads.values.shape[1] * until)
+    cut = n_records - round(n_records * test_share)
+    times = _times(loads.stretches, n_records, max(lags))
+    train, test = times[times < cut], times[times >= cut]
+    if rows is not None:
+        train = train[-rows:]
+    if not len(train) or not len(test):
+        raise Learn2pFedError(
+            f"{loads.source}: {n_records} records leave {len(train)} rows to learn from and {len(test)} to test, each "
+            f"needs {max(lags)} records before it without a break: give longer curves."
+        )
+    return Cut(n_records, lags, train, test, slice(int(train[0]) - max(lags), cut))
+
+
+def _still(loads: Loads, cut: Cut) -> NDArray[np.bool_]:
+    """Which meters never change in the records that units come from."""
+    seen = loads.values[:, cut.seen]
+    still: NDArray[np.bool_] = seen.min(1) == seen.max(1)
+    return still
+
+
+def changing(loads: Loads, horizon: int = 1, n_days: int = 7, until: float = 1.0, rows: int | None = None) -> Loads:
+    """Without the meters that never change in the records that `forecasting` takes units from."""
+    return without(loads, {STILL: _still(loads, _cut(loads, horizon, n_days, TEST, until, rows))})
+
+
 def forecasting(
     loads: Loads,
     horizon: int = 1,
     n_days: int = 7,
-    test_share: float = 0.1,
+    test_share: float = TEST,
     until: float = 1.0,
     rows: int | None = None,
 ) -> Forecasting:
@@ -138,30 +199,16 @@ def forecasting(
 
     `until` less than 1 leaves out what comes later altogether, so that settings can be chosen without a look at it.
     """
-    if horizon < 1:
-        raise Learn2pFedError(f"horizon = {horizon}: forecast at least one record ahead.")
-    lags = lags_of(loads.minutes, horizon, n_days)
-    n_records = int(loads.values.shape[1] * until)
-    cut = n_records - round(n_records * test_share)
-    times = _times(loads.stretches, n_records, max(lags))
-    train_times, test_times = times[times < cut], times[times >= cut]
-    if rows is not None:
-        train_times = train_times[-rows:]
-    if not len(train_times) or not len(test_times):
-        raise Learn2pFedError(
-            f"{loads.source}: {n_records} records leave {len(train_times)} rows to learn from and {len(test_times)} to "
-            f"test, each needs {max(lags)} records before it: give longer curves."
-        )
-    first = int(train_times[0]) - max(lags)
-    seen = loads.values[:, first:cut].astype(np.float64)
-    mean, scale = seen.mean(1), seen.std(1)
-    still = np.flatnonzero(scale <= 1e-9 * np.abs(mean))
+    cut = _cut(loads, horizon, n_days, test_share, until, rows)
+    still = np.flatnonzero(_still(loads, cut))
     if len(still):
         raise Learn2pFedError(
             f"meter {loads.names[still[0]]!r} never changes in its training part ({len(still)} such): leave it out."
         )
-    curves = ((loads.values[:, :n_records] - mean[:, None]) / scale[:, None]).astype(np.float32)
-    train, test = (Windows(loads.names, curves, lags, times) for times in (train_times, test_times))
+    seen = loads.values[:, cut.seen].astype(np.float64)
+    mean, scale = seen.mean(1), seen.std(1)
+    curves = ((loads.values[:, : cut.n_records] - mean[:, None]) / scale[:, None]).astype(np.float32)
+    train, test = (Windows(loads.names, curves, cut.lags, times) for times in (cut.train, cut.test))
     return Forecasting(train, test, mean, scale, loads.unit, DAY // loads.minutes)
 
 
@@ -175,7 +222,8 @@ def _times(stretches: Sequence[int], n_records: int, reach: int) -> NDArray[np.i
 def most_distinct(loads: Loads, n: int, seed: int = 0) -> tuple[tuple[int, ...], NDArray[np.float64]]:
     """The n meters that lie farthest apart on a t-SNE map of their average week, and the map, (M, 2).
 
-    Each profile is the mean load by hour of the week over the training part, standardised. On the map, the first is
+    Each profile is the mean load by hour of the week, over the weeks of the training part that no break cuts into,
+    standardised. On the map, the first is
     the one farthest from the middle, and each next the one farthest from those that are chosen already.
     """
     from sklearn.manifold import TSNE  # here, as it takes long to import
@@ -184,10 +232,13 @@ def most_distinct(loads: Loads, n: int, seed: int = 0) -> tuple[tuple[int, ...],
     if not 1 <= n <= n_meters:
         raise Learn2pFedError(f"{n} meters are asked for where {loads.source} has {n_meters}.")
     week = 7 * DAY // loads.minutes
-    training = loads.values[:, : int(loads.values.shape[1] * 0.9)]
-    weeks = training[:, : training.shape[1] // week * week].reshape(n_meters, -1, week)
+    training = int(loads.values.shape[1] * 0.9)
+    weeks, _ = _whole(loads.values[:, :training], loads.clock[:training], week)
     if not weeks.shape[1]:
-        raise Learn2pFedError(f"{loads.source} has less than a week to learn from: a profile needs one.")
+        raise Learn2pFedError(
+            f"{loads.source} has no week without a break to learn from, counted from its first record, which the map "
+            "of setting 1 needs: leave out setting 1 or mend the records."
+        )
     profile = weeks.mean(1).astype(np.float64)
     profile = (profile - profile.mean(1, keepdims=True)) / profile.std(1, keepdims=True).clip(1e-12)
     if n_meters < 4:

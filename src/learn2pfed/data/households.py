@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import IO
 
@@ -11,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from learn2pfed.data.archives import opened
-from learn2pfed.data.loads import Loads, kept
+from learn2pfed.data.loads import Loads, counted, kept
 from learn2pfed.data.sources import HOUSEHOLDS
 from learn2pfed.errors import Learn2pFedError
 
@@ -42,9 +43,10 @@ def read_households(path: Path) -> Loads:
             )
     numbers = [int(re.sub(r"\D", "", week) or -1) for week in tables]
     twice = sum(map(len, weeks.values())) - sum(map(len, tables.values()))
-    notes = [f"{twice} rows there twice, with the same loads: kept once"] if twice else []
-    breaks = [place for place in range(1, len(numbers)) if numbers[place] != numbers[place - 1] + 1]
-    notes += [f"{len(breaks)} gaps between weeks"] if breaks else []
+    notes = [f"{counted(twice, 'row')} there twice, with the same loads: kept once"] if twice else []
+    steps = [later - week if later > week else 2 for week, later in pairwise(numbers)]  # a new year: who knows how far
+    gaps = sum(step > 1 for step in steps)
+    notes += [f"{counted(gaps, 'gap')} between weeks"] if gaps else []
     return kept(
         Loads(
             tuple(map(str, first.index)),
@@ -53,7 +55,7 @@ def read_households(path: Path) -> Loads:
             None,
             "kWh",
             "Swiss households, ResidentialEnergyConsumption 1.1.0 (CRAN), Hopf, Weigert, Staake (2021), CC BY-SA 4.0",
-            (0, *(WEEK * place for place in breaks)),
+            (WEEK * np.cumsum([0, *steps])[:, None] + np.arange(WEEK)).flatten(),
             {},
             tuple(notes),
         )

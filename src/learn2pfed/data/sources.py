@@ -177,10 +177,17 @@ def cache() -> Path:
 
 
 def find_dataset(name: str) -> DataSet:
-    """By name; an unknown one lists the known."""
-    if name not in DATASETS:
-        raise Learn2pFedError(f"there is no data set {name!r}: choose one of {', '.join(DATASETS)}.")
-    return DATASETS[name]
+    """By name, or one source alone by the name under which it is loaded; an unknown one lists the known."""
+    source = source_named(name)
+    if name not in DATASETS and source is None:
+        raise Learn2pFedError(f"there is no data set {name!r}: choose one of {', '.join(known_names())}.")
+    return DATASETS[name] if source is None or name in DATASETS else DataSet(name, source.about, (source,))
+
+
+def known_names() -> list[str]:
+    """What can be got: data sets, and each of their sources."""
+    sources = [source.name for each in DATASETS.values() for source in each.sources]
+    return list(dict.fromkeys((*DATASETS, *sources)))
 
 
 def source_named(name: str) -> Source | None:
@@ -191,8 +198,7 @@ def source_named(name: str) -> Source | None:
 def cached_files(source: Source) -> list[Path]:
     """A source's files in the cache, or the command that gets them."""
     if not source.cached:
-        wanted = next(each.name for each in DATASETS.values() if source in each.sources)
-        raise Learn2pFedError(f"{source.name!r} is not in the cache: get it with learn2pfed data get {wanted}.")
+        raise Learn2pFedError(f"{source.name!r} is not in the cache: get it with learn2pfed data get {source.name}.")
     return [source.folder / name for name in source.files]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -68,6 +68,7 @@ class Experiment(ABC):
     config_class: ClassVar[type[Config]]
     presets: ClassVar[dict[str, dict[str, Any]]]
     validation: ClassVar[str] = "error on validation data"  # what `validate` gives, in words
+    costs_by_setting: ClassVar[bool] = False  # whether a fit costs far more in some settings than in others
     tuning: ClassVar[str] = "Settings were tuned on validation data, with as many trials for every method."
 
     def variants(self, config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -82,13 +83,25 @@ class Experiment(ABC):
     def run(self, config: Any, task: Task) -> Done:
         """Do one fit."""
 
+    def introduction(self, settings: Collection[str]) -> str:
+        """What the page of a run in these settings says first."""
+        return self.about
+
     def notes(self, config: Any) -> list[str]:
         """What a reader must know of the data that are used: what was dropped or mended, by which rule."""
         return []
 
     def tunable(self, config: Any) -> dict[str, Space]:
-        """Where tuning may look, by method as the configuration names it."""
+        """Where tuning may look, by method as the configuration names it: only those that run."""
         return {}
+
+    def untunable(self, config: Any) -> str:
+        """Why `validate` can measure nothing with this configuration; nothing where it can."""
+        return ""
+
+    def also_set(self, config: Any) -> tuple[str, ...]:
+        """Settings of methods that stand outside the groups that can be tuned."""
+        return ()
 
     def validate(self, config: Any, key: str) -> float:
         """How well one of the tunable methods does on validation data with this configuration; smaller is better."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated
 
 import numpy as np
@@ -12,7 +13,9 @@ from pydantic import Field
 from learn2pfed.algorithms.base import Outcome
 from learn2pfed.algorithms.learn2pfed import Learn2pFed
 from learn2pfed.data.electricity import load
-from learn2pfed.data.forecasting import forecasting
+from learn2pfed.data.federated import cohort
+from learn2pfed.data.forecasting import changing, forecasting
+from learn2pfed.data.loads import Loads
 from learn2pfed.engines.simulation import run_simulation
 from learn2pfed.experiments.base import (
     Column,
@@ -48,6 +51,21 @@ class JoiningConfig(Trials):
     learn2pfed: Settings = Settings(refit="exact", n_repeats=3)
 
 
+@cache
+def _loads(source: str) -> Loads:
+    """Without meters that never change in the training part."""
+    return changing(load(source), n_days=1)
+
+
+def _name(share: float) -> str:
+    """A share as a setting of the table.
+
+    >>> _name(0.1), _name(0.101), _name(0.07)
+    ('10% an epoch', '10.1% an epoch', '7% an epoch')
+    """
+    return f"{100 * share:.12g}% an epoch"
+
+
 class JoiningExperiment(Experiment):
     """Does learning with some clients at a time end where learning with all does?"""
 
@@ -60,22 +78,31 @@ class JoiningExperiment(Experiment):
         "hours."
     )
     config_class = JoiningConfig
+    costs_by_setting = True
     presets = {"quick": {}}  # noqa: RUF012
+
+    def notes(self, config: JoiningConfig) -> list[str]:
+        """Of the meters; and of epochs so few that nothing is learned in them."""
+        idle = [str(epochs) for epochs in sorted(set(config.epochs)) if epochs <= config.learn2pfed.n_warmup]
+        warmup = f"Λ stays as it is in the first {config.learn2pfed.n_warmup} epochs (learn2pfed.n_warmup): after "
+        return _loads(config.source).words + ([f"{warmup}{', '.join(idle)} nothing is learned yet."] if idle else [])
 
     def tasks(self, config: JoiningConfig) -> list[Task]:
         """By share and number of epochs."""
-        forecasting(load(config.source), n_days=1)  # refuses what can't be, before anything runs
+        rows = forecasting(_loads(config.source), n_days=1)  # refuses what can't be, before anything runs
+        for share in config.shares:
+            cohort(len(rows.train), share, config.first_seed, 0)  # likewise
         return [
-            Task(f"{share:.0%} an epoch", f"{epochs} epochs", seed)
-            for epochs in sorted(config.epochs)
-            for share in config.shares
+            Task(_name(share), f"{epochs} epochs", seed)
+            for epochs in sorted(set(config.epochs))
+            for share in dict.fromkeys(config.shares)
             for seed in config.seeds
         ]
 
     def run(self, config: JoiningConfig, task: Task) -> Done:
         """Fit with some and with all."""
-        rows = forecasting(load(config.source), n_days=1)
-        share = next(share for share in config.shares if f"{share:.0%} an epoch" == task.setting)
+        rows = forecasting(_loads(config.source), n_days=1)
+        share = next(share for share in config.shares if _name(share) == task.setting)
 
         def fitted(join: float, n_epochs: int) -> Outcome:
             settings = config.learn2pfed.changed(join=join, n_epochs=n_epochs, seed=task.seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from torch import Tensor
 
 from learn2pfed.algorithms.base import Outcome, Traffic
@@ -20,7 +20,7 @@ from learn2pfed.algorithms.registry import BASELINES
 from learn2pfed.algorithms.rounds import Rounds
 from learn2pfed.data.electricity import load
 from learn2pfed.data.federated import FederatedData, Samples
-from learn2pfed.data.forecasting import Forecasting, Windows, chosen, every, forecasting, most_distinct
+from learn2pfed.data.forecasting import DAY, Forecasting, Windows, changing, chosen, every, forecasting, most_distinct
 from learn2pfed.data.loads import Loads
 from learn2pfed.engines.simulation import run_simulation
 from learn2pfed.errors import Learn2pFedError
@@ -61,6 +61,16 @@ HISTORIES = {"3: one day": 1, "3: three days": 3, "3: one week": 7}
 SCARCE = "scarce"
 SETTINGS = ("1", "2", SCARCE, *HISTORIES)
 
+WITH_NETWORKS = {"1", "2"}
+"""Where the baselines run, and Learn2pFed on an LSTM."""
+
+
+def _in_full(settings: tuple[str, ...]) -> tuple[str, ...]:
+    """Each once, and all histories where "3" stands."""
+    found = [name for setting in settings for name in (HISTORIES if setting == "3" else (setting,))]
+    return tuple(dict.fromkeys(found))
+
+
 LSTM, LINEAR = "LSTM", "linear"
 
 
@@ -76,8 +86,8 @@ class BodySettings(Config):
 class PowerConfig(Trials, ProtocolConfig):
     """What can be set; `lstm.` and `linear.` hold the baselines' own settings with either model."""
 
-    settings: tuple[Annotated[str, Field(coerce_numbers_to_str=True)], ...] = Field(
-        ("1", "2", *HISTORIES), min_length=1, description=f"of {', '.join(SETTINGS)}"
+    settings: Annotated[tuple[Annotated[str, Field(coerce_numbers_to_str=True)], ...], AfterValidator(_in_full)] = (
+        Field(("1", "2", *HISTORIES), min_length=1, description=f"of {', '.join(SETTINGS)}; 3 is its three histories")
     )
     source: str = Field("sample", description="setting 1: sample, ecl, ecl-20, households, or a file")
     crowd: str = Field("sample", description="the other settings: likewise")
@@ -107,6 +117,15 @@ class PowerConfig(Trials, ProtocolConfig):
 def _loads(source: str, minutes: int | None) -> Loads:
     found = load(source)
     return found if minutes is None else every(found, minutes)
+
+
+def loads_of(config: PowerConfig, setting: str, until: float = 1.0) -> Loads:
+    """Of a setting: on its clock, without meters that never change in what its shortest history has of them."""
+    if setting == SCARCE:
+        return changing(_loads(config.crowd, None), config.horizon, 1, until, config.scarce_rows)
+    loads = _loads(config.source if setting == "1" else config.crowd, config.minutes)
+    rows = min(HISTORIES.values()) * DAY // loads.minutes if setting in HISTORIES else None
+    return changing(loads, config.horizon, config.n_days, until, rows)
 
 
 class Study(NamedTuple):
@@ -139,18 +158,16 @@ def study_of(config: PowerConfig, setting: str, seed: int, tuning: bool = False)
     def cut(loads: Loads, n_days: int = config.n_days, rows: int | None = None) -> Forecasting:
         return forecasting(loads, config.horizon, n_days, until=until, rows=rows)
 
+    loads = loads_of(config, setting, until)
+    n_meters = len(loads.names)
     if setting == "1":
-        loads = _loads(config.source, config.minutes)
         picked, plane = most_distinct(loads, config.n_distinct)
-        others = [i for i in range(len(loads.names)) if i not in picked]
+        others = [i for i in range(n_meters) if i not in picked]
         apart = cut(chosen(loads, others)) if others else None
         return Study(cut(chosen(loads, picked)), 1.0, apart=apart, plane=plane, picked=picked)
     if setting == SCARCE:
-        loads = _loads(config.crowd, None)
-        drawn = np.random.default_rng(seed).choice(len(loads.names), min(config.n_scarce, len(loads.names)), False)
+        drawn = np.random.default_rng(seed).choice(n_meters, min(config.n_scarce, n_meters), False)
         return Study(cut(chosen(loads, drawn.tolist()), 1, config.scarce_rows), 1.0)
-    loads = _loads(config.crowd, config.minutes)
-    n_meters = len(loads.names)
     join = min(1.0, config.n_joining / n_meters)
     if setting == "2":
         if tuning and n_meters > TUNING_CLIENTS:
@@ -161,8 +178,7 @@ def study_of(config: PowerConfig, setting: str, seed: int, tuning: bool = False)
     n_new = max(1, round(config.newcomers * n_meters))
     if n_new >= n_meters:
         raise Learn2pFedError(f"newcomers = {config.newcomers} of {n_meters} clients leaves nobody to learn from.")
-    per_day = 24 * 60 // loads.minutes
-    late = cut(chosen(loads, order[:n_new]), rows=HISTORIES[setting] * per_day)
+    late = cut(chosen(loads, order[:n_new]), rows=HISTORIES[setting] * DAY // loads.minutes)
     return Study(cut(chosen(loads, order[n_new:])), join, late)
 
 
@@ -244,7 +260,7 @@ def learn2pfed_linear(config: PowerConfig, study: Study, seed: int) -> Made:
         series["apart"] = _weeks(study.apart.test, follow(study.apart.train, w, lam), rows.per_day)
     if study.plane is not None:
         series |= {"weeks": _weeks(rows.test, models, rows.per_day), "plane": rounded(study.plane.tolist())}
-        series["picked"] = list(study.picked)
+        series |= {"picked": list(study.picked), "names": list(rows.train.names)}
     return Made(errors(models, rows.test), replace(outcome, models=models), seconds, series)
 
 
@@ -318,28 +334,49 @@ POINTS = 6
 """Rounds after which the first trial is looked at."""
 
 
+ABOUT: tuple[tuple[Collection[str], str], ...] = (
+    (
+        SETTINGS,
+        "The next record of real meters from the day before and from the same hour of the days of a week, each meter "
+        "in units of its own training part, cut 9:1 in time.",
+    ),
+    (("1",), "Setting 1: the most distinct meters, all take part."),
+    (("2",), "Setting 2: all meters, some of them a round."),
+    (
+        WITH_NETWORKS,
+        "There every baseline runs with the paper's LSTM on the lags in their order, and with a linear model on the "
+        "same lags; Learn2pFed on the lags, and as the head on the lags and on an LSTM's features.",
+    ),
+    (
+        HISTORIES,
+        "Setting 3: newcomers with one day, three days, one week of rows to learn from (the lags of these rows reach a "
+        "week further back), after the others have learned; they follow the others' model as far as the learned "
+        "participation says, and errors are theirs.",
+    ),
+    ((SCARCE,), "Scarce: a week of rows at the source's own clock."),
+    (SETTINGS, "Errors are after the last round, each in units of the records that the client learned from."),
+)
+"""Sentences, and the settings that they are about."""
+
+
+def _about(settings: Collection[str]) -> str:
+    """What these settings are."""
+    return " ".join(sentence for about, sentence in ABOUT if any(setting in about for setting in settings))
+
+
 class PowerExperiment(Comparison):
     """Table III."""
 
     name = "power"
     title = "Electricity forecasting"
-    about = (
-        "The next record of real meters from the day before and from the same hour of the days of a week, each meter "
-        "in units of its own training part, cut 9:1 in time. Setting 1: the five most distinct meters, all take part. "
-        "Setting 2: all meters, some of them a round. Setting 3: newcomers with one day, three days, one week of rows "
-        "to learn from (the lags of these rows reach a week further back), after the others have learned; they follow "
-        "the others' model as far as the learned participation says. Scarce: a week of rows at the source's own clock. "
-        "In settings 1 and 2 every baseline runs with the paper's LSTM on the lags in their order, and with a linear "
-        "model on the same lags; Learn2pFed on the lags, and as the head on the lags and on an LSTM's features. Errors "
-        "are of all clients (in setting 3 of the newcomers), after the last round, each in units of the records that "
-        "the client learned from."
-    )
+    about = _about(SETTINGS)
     validation = "log of the RMSE on the last tenth of the training records, mean over settings 1 and 2"
     tuning = (
         "Settings were tuned on the last tenth of the training records (of 60 meters in setting 2), with as many "
         "trials for every method."
     )
     config_class = PowerConfig
+    costs_by_setting = True
     titles = TITLES
     presets = {  # noqa: RUF012
         "quick": {"n_rounds": 20, "batch_size": 128, "n_joining": 5},
@@ -356,19 +393,23 @@ class PowerExperiment(Comparison):
         """The LSTM, and the linear model."""
         return LSTM, LINEAR
 
+    def introduction(self, settings: Collection[str]) -> str:
+        """Of the settings that were run."""
+        return _about(settings) or self.about
+
     def notes(self, config: PowerConfig) -> list[str]:
-        """Sources, and the meters that a rule dropped."""
-        used = [config.source] if "1" in config.settings else []
-        used += [config.crowd] if set(config.settings) - {"1"} else []
+        """Sources, and the meters that a rule dropped, for all settings or for some."""
+        used = {setting: config.source if setting == "1" else config.crowd for setting in config.settings}
         found = []
-        for source in dict.fromkeys(used):
+        for source in dict.fromkeys(used.values()):
             loads = _loads(source, None)
-            found.append(f"{loads.source}: {len(loads.names)} meters, {loads.values.shape[1]:,} records each.")
-            found += [
-                f"{len(names)} dropped, {rule}: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}."
-                for rule, names in loads.dropped.items()
-            ]
-            found += loads.notes
+            found += loads.words
+            only: dict[str, dict[str, None]] = {}  # what is so in some settings: in which
+            for setting in (setting for setting, own in used.items() if own == source):
+                for line in loads_of(config, setting).words[1:]:
+                    if line not in loads.words:
+                        only.setdefault(line, {})[setting.partition(":")[0]] = None
+            found += [f"Setting {', '.join(settings)}: {line}" for line, settings in only.items()]
         return found
 
     def tasks(self, config: PowerConfig) -> list[Task]:
@@ -384,8 +425,8 @@ class PowerExperiment(Comparison):
             for title, name, variant in self._rows(config)
             for setting in config.settings
             for seed in config.seeds
-            if (variant == LINEAR and name == "learn2pfed") or not variant or setting in ("1", "2")
-            if not (setting in ("1", "2") and name == "ridge")
+            if (variant == LINEAR and name == "learn2pfed") or not variant or setting in WITH_NETWORKS
+            if not (setting in WITH_NETWORKS and name == "ridge")
         ]
         if not found:
             raise Learn2pFedError(
@@ -430,12 +471,21 @@ class PowerExperiment(Comparison):
 
     def tunable(self, config: PowerConfig) -> dict[str, Space]:
         """Learn2pFed, the LSTM under its head, and every baseline with either model."""
-        if not {"1", "2"} & set(config.settings):
-            raise Learn2pFedError("power is tuned in settings 1 and 2: name one of them.")
+        networks = bool(WITH_NETWORKS & set(config.settings))
         spaces: dict[str, Space] = {}
         if "learn2pfed" in config.algorithms:
-            spaces = {"learn2pfed": search_space(Settings), "body": search_space(BodySettings)}
-        return spaces | spaces_of(("linear", "lstm"), FOR_NUMBERS, config.algorithms)
+            spaces = {"learn2pfed": search_space(Settings)} | ({"body": search_space(BodySettings)} if networks else {})
+        return spaces | (spaces_of(("linear", "lstm"), FOR_NUMBERS, config.algorithms) if networks else {})
+
+    def untunable(self, config: PowerConfig) -> str:
+        """Other settings than 1 and 2 have no say."""
+        known = WITH_NETWORKS & set(config.settings)
+        return "" if known else "power is tuned in settings 1 and 2: name one of them."
+
+    def also_set(self, config: PowerConfig) -> tuple[str, ...]:
+        """The epochs where some take part."""
+        some = "learn2pfed" in config.algorithms and set(config.settings) - {"1", SCARCE}
+        return ("crowd_epochs",) if some else ()
 
     def validate(self, config: PowerConfig, key: str) -> float:
         """log RMSE on the last tenth of the training records, averaged over settings 1 and 2."""

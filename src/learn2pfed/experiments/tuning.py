@@ -57,6 +57,8 @@ class Search(NamedTuple):
 
 def searches(experiment: Experiment, config: Config) -> list[Search]:
     """Every method that can be tuned."""
+    if why := experiment.untunable(config):
+        raise Learn2pFedError(why)
     found = [Search(*item) for item in experiment.tunable(config).items()]
     if not found:
         raise Learn2pFedError(f"{experiment.name} has nothing to tune.")

@@ -23,6 +23,7 @@ from plotly.subplots import make_subplots
 COLOURS = ("#3969ac", "#e68310", "#11a579", "#7f3c8d", "#cf1c90", "#80ba5a", "#a5aa99", "#f2b701")
 OWN_TO_SHARED = (COLOURS[1], "#f7f7f7", COLOURS[0])  # orange to blue: told apart by colour-blind eyes too
 MISSING = "#c4c4c4"
+DOT_OPACITY = 0.65  # of small points, of which there are many
 SHAPES = (("o", "circle"), ("s", "square"), ("D", "diamond"), ("^", "triangle-up"))  # matplotlib's and plotly's names
 
 LETTER = 0.068  # inches of a letter of a tick label
@@ -42,6 +43,7 @@ class Series:
     colour: str = COLOURS[0]
     dashed: bool = False
     legend: bool = True
+    labels: Sequence[str] = ()  # beside the points
 
 
 @dataclass(frozen=True)
@@ -255,15 +257,31 @@ def _draw_series(panel: Panel, axes: Any) -> dict[str, Any]:
         if series.kind == "marks":
             (handle,) = axes.plot(x, series.y, "o", color=series.colour, alpha=0.85, markersize=7)
         elif series.kind == "dots":
-            (handle,) = axes.plot(x, series.y, ".", color=series.colour, alpha=0.35, markersize=3)
+            (handle,) = axes.plot(x, series.y, ".", color=series.colour, alpha=DOT_OPACITY, markersize=5)
         else:
             (handle,) = axes.plot(x, series.y, "--" if series.dashed else "-", color=series.colour, linewidth=1.3)
+        for label, place in zip(series.labels, zip(x, series.y, strict=True), strict=False):
+            axes.annotate(_literal(_short(label)), place, (4, 4), textcoords="offset points", fontsize=7)
         if series.legend:
             handles[_literal(series.name)] = handle
     if panel.log_y:
-        axes.set_yscale("log")
+        axes.set_yscale("log", subs=())
+        _label_log(axes.yaxis, [value for series in panel.series for value in series.y])
     axes.set_ylabel(_literal(panel.y_label), fontsize=8)
     return handles
+
+
+def _label_log(axis: Any, values: Sequence[float]) -> None:
+    """Numbers at powers of ten and, where these are few, at 2 and 5."""
+    if _decades(values) < 4:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter("{x:g}")
+
+
+def _decades(values: Sequence[float]) -> float:
+    """How many powers of ten lie between the smallest positive value and the largest."""
+    positive = [value for value in values if value > 0]
+    return math.log10(max(positive) / min(positive)) if positive else 0.0
 
 
 def _draw_heat(panel: Heat, axes: Any) -> None:
@@ -298,8 +316,7 @@ def _draw_dumbbell(panel: Dumbbell, axes: Any) -> dict[str, Any]:
         handles[_literal(name)] = handle
     if panel.log_x:
         axes.set_xscale("log", subs=(), nonpositive="mask")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter("{x:g}")
+        _label_log(axes.xaxis, panel.values.flatten().tolist())
     places, names = _ticks(panel.rows, MOST_ROWS)
     axes.set_yticks(places, [_literal(name) for name in names])
     axes.set_ylim(len(panel.rows) - 0.4, -0.6)
@@ -357,8 +374,10 @@ def _add_series(page: Any, panel: Panel, at: dict[str, int]) -> None:
         }
         if series.kind != "line":
             small = series.kind == "dots"
-            marker = {"color": series.colour, "size": 4 if small else 11, "opacity": 0.35 if small else 0.85}
-            page.add_trace(Scatter(**common, mode="markers", marker=marker), **at)
+            marker = {"color": series.colour, "size": 6 if small else 11, "opacity": DOT_OPACITY if small else 0.85}
+            beside = {"text": [_escaped(_short(label)) for label in series.labels], "textposition": "top center"}
+            named = {"mode": "markers+text", "cliponaxis": False, **beside} if series.labels else {"mode": "markers"}
+            page.add_trace(Scatter(**common, **named, marker=marker), **at)
         else:
             line = {"color": series.colour, "dash": "dash" if series.dashed else "solid", "width": 2}
             page.add_trace(Scatter(**common, mode="lines", line=line), **at)
@@ -447,8 +466,7 @@ def _add_dumbbell(page: Any, panel: Dumbbell, at: dict[str, int]) -> None:
 
 def _log_axis(values: Sequence[float]) -> dict[str, Any]:
     """Whole numbers at powers of ten and, where these are few, at 2 and 5; plotly would write bare digits."""
-    positive = [value for value in values if value > 0]
-    decades = math.log10(max(positive) / min(positive)) if positive else 0.0
+    decades = _decades(values)
     step = {} if decades < 0.7 else {"dtick": "D2"} if decades < 4 else {"dtick": 1}
     return {"type": "log", "tickformat": "~g", **step}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from learn2pfed.data.polynomial import BASE, FEATURES
 from learn2pfed.experiments.base import Column
@@ -278,9 +279,17 @@ def plane_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
         return None
     plane, picked = np.array(detail.series["plane"]), detail.series["picked"]
     others = [i for i in range(len(plane)) if i not in picked]
-    series = tuple(
-        Series(name, plane[chosen, 0].tolist(), plane[chosen, 1].tolist(), "dots", colour)
-        for name, chosen, colour in (("other meters", others, "#999999"), ("take part", picked, COLOURS[1]))
+    x, y = plane.T
+    series = (
+        Series("other meters", x[others].tolist(), y[others].tolist(), "dots", "#666666"),
+        Series(
+            "take part",
+            x[picked].tolist(),
+            y[picked].tolist(),
+            "marks",
+            COLOURS[1],
+            labels=detail.series.get("names", ()),
+        ),
     )
     caption = "Meters with average weeks alike lie near each other (t-SNE); those of setting 1 lie farthest apart."
     return Figure("map", "The most distinct meters", caption, (Panel("", series, "", ""),), 1)
@@ -320,35 +329,51 @@ def lags_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
 
 
 def clients_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
-    """Every client's error, by method."""
-    panels = []
-    names = (
-        "Learn2pFed, linear",
-        "Learn2pFed, LSTM",
-        "Least squares, alone",
-        "Least squares, together",
-        "FedAvg, LSTM",
-    )
-    for setting in _settings(details):
-        found = [(name, _find(details, name, setting, "errors")) for name in names]
-        order_of = next((detail for _, detail in found if detail is not None), None)
-        if order_of is None:
-            continue
-        places = np.argsort(order_of.series["errors"])
+    """Every client's error, by method: ours, the references and the best others, at most six, in the table's order."""
+    panels, errors = [], _errors(results, details)
+    places: dict[str, int] = {}  # by method, the best in any setting
+    for found in errors.values():
+        for place, name in enumerate(sorted(found, key=lambda name: found[name].mean())):
+            places[name] = min(place, places.get(name, place))
+    wanted = sorted(places, key=lambda name: (not name.startswith(ALWAYS), places[name]))[:MOST_METHODS]
+    shown = [name for name in order(results) if name in wanted]
+    for setting, found in errors.items():
+        names = [name for name in shown if name in found]
+        ours = [name for name in names if name.startswith("Learn2pFed")]
+        line = min(ours or names, key=lambda name: found[name].mean())
+        clients = np.argsort(found[line])
         series = tuple(
             Series(
                 name,
-                list(range(1, len(places) + 1)),
-                np.array(detail.series["errors"])[places].tolist(),
-                "dots" if place else "line",
-                COLOURS[place],
+                list(range(1, len(clients) + 1)),
+                found[name][clients].tolist(),
+                "line" if name == line else "dots",
+                COLOURS[shown.index(name)],
             )
-            for place, (name, detail) in enumerate(found)
-            if detail is not None
+            for name in names
         )
-        panels.append(Panel(f"setting {setting}", series, "client, by our error", "RMSE"))
-    caption = "Clients in the order of their error with Learn2pFed: a dot above the line is one that we serve better."
+        panels.append(Panel(f"setting {setting}", series, f"client, by its error with {line}", "RMSE", log_y=True))
+    caption = (
+        "Clients in the order of their error with the method that is drawn as a line: a dot above it is a client that "
+        "this method serves better. Of the other methods the best are shown."
+    )
     return Figure("clients", "Error of every client, first trial", caption, tuple(panels)) if panels else None
+
+
+def _errors(results: Results, details: Sequence[Detail]) -> dict[str, dict[str, NDArray[np.float64]]]:
+    """Every client's error in the first trial, by setting and method, settings in the table's order."""
+    columns = find(results.experiment).columns(results.rows)
+    found: dict[str, dict[str, NDArray[np.float64]]] = {column.setting: {} for column in columns}
+    for detail in sorted(details, key=lambda detail: detail.seed, reverse=True):
+        if "errors" in detail.series:
+            found[detail.setting][detail.algorithm] = np.array(detail.series["errors"])
+    return {setting: by_method for setting, by_method in found.items() if by_method}
+
+
+ALWAYS = ("Learn2pFed", "Least squares")
+"""Methods of which every client's error is shown."""
+
+MOST_METHODS = 6
 
 
 Maker = Callable[[Results, Sequence[Detail]], Figure | None]

@@ -39,9 +39,10 @@ class Page:
 def page_of_experiment(results: Results, details: Details) -> Page:
     """The page of a run."""
     experiment = find(results.experiment)
+    introduction = experiment.introduction({row.setting for row in results.rows})
     return Page(
         title=experiment.title,
-        about=" ".join(filter(None, (experiment.about, tuning_words(experiment, results)))),
+        about=" ".join(filter(None, (introduction, tuning_words(experiment, results)))),
         lead=_lead(sorted({row.seed for row in results.rows})),
         tables=tables(results),
         figures=figures(results, details),

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from pydantic import ValidationError
 
@@ -113,17 +114,23 @@ def _entry(rows: Sequence[Row], method: str, column: Column, variant: str, varia
 
 
 def cost_table(results: Results) -> Table:
-    """CPU seconds and encoded bytes of one fit, averaged."""
+    """CPU seconds and encoded bytes of one fit, averaged over seeds, and over settings where these cost alike."""
+    experiment = find(results.experiment)
+    judged = [row for row in results.rows if row.metric in ("RMSE", "MSE")]
+    settings = list(dict.fromkeys(column.setting for column in experiment.columns(judged)))
+    groups = [{setting} for setting in settings] if experiment.costs_by_setting else [set(settings)]
     body = []
-    for algorithm in order(results):
-        own = [row for row in results.rows if row.algorithm == algorithm and row.metric in ("RMSE", "MSE")]
+    for algorithm, group in product(order(results), groups):
+        own = [row for row in judged if row.algorithm == algorithm and row.setting in group]
         if not own:
             continue
         cost = [statistics.fmean(getattr(row, name) for row in own) for name in ("seconds", "bytes_up", "bytes_down")]
         alone = algorithm.startswith(("Local-Only", "Seasonal naive")) or algorithm.endswith(", alone")
         sent = [number(count / 1e6) for count in cost[1:]] if any(cost[1:]) or alone else ("pooled", "pooled")
-        body.append((algorithm, f"{cost[0]:.2f}", *sent))
-    return Table("Cost of a fit", ("", "CPU seconds", "MB sent by clients", "MB sent to clients"), tuple(body))
+        where = group if experiment.costs_by_setting else ()
+        body.append((algorithm, *where, f"{cost[0]:.2f}", *sent))
+    head = ("", *(("setting",) if experiment.costs_by_setting else ()), "CPU seconds")
+    return Table("Cost of a fit", (*head, "MB sent by clients", "MB sent to clients"), tuple(body))
 
 
 def tables(results: Results) -> list[Table]:
@@ -147,14 +154,14 @@ def settings_tables(results: Results) -> list[Table]:
         config = experiment.config_class.model_validate(results.config)
     except ValidationError:  # a run of another version
         return []
-    ran = set(results.config.get("algorithms", ()))
     body = []
     for method, space in experiment.tunable(config).items():
         own = results.config
         for part in method.split("."):
             own = own.get(part, {})
-        if method.rpartition(".")[2] in ran and own.keys() >= space.keys():
+        if own.keys() >= space.keys():
             body.append((method, ", ".join(f"{key} = {'none' if own[key] is None else own[key]}" for key in space)))
+    body += [(name, str(results.config[name])) for name in experiment.also_set(config) if name in results.config]
     return [Table("Settings of the methods", ("--set METHOD.NAME=VALUE", "values"), tuple(body))] if body else []
 
 
