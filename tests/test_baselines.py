@@ -27,6 +27,7 @@ from learn2pfed.tasks import Classification, Regression, Task
 
 METHODS = BASELINES | OURS
 ALL = list(METHODS)
+OF_THE_TABLE = [name for name in ALL if name != "learn2pfed"]
 KNOWN = {key for method in METHODS.values() for key in method.settings_class.model_fields}
 CLASSES = Classification(3)
 SIZES = (9, 4, 1, 6, 2)
@@ -45,6 +46,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "lp-proj": {"n_local": 2, "n_inner": 3, "n_projected": 3, "lam": 0.1},
     "cfl": {"eps1": 1e9, "eps2": 0.0, "first_split": 1},
     "knn-per": {"k": 2},
+    "learn2pfed": {"share_lr": 2.0, "private_at": 0.6, "final_epochs": 1},
     "plug-in": {"set_aside": 0.2, "n_steps": 4, "backbone": "shared", "n_cells": 3, "theta_lr": 0.1},
 }
 
@@ -102,6 +104,9 @@ def close(found: Tensor, expected: object, atol: float = 1e-9) -> None:
 
 # limits
 
+FIXED: dict[str, Any] = {"own_frequencies": False, "set_aside": 0.0, "share": 0.0, "final_epochs": 0}
+"""Nothing of Learn2pFed is learned."""
+
 SAME: dict[str, tuple[tuple[str, dict[str, Any]], tuple[str, dict[str, Any]]]] = {
     "FedProx, μ = 0, is FedAvg": (("fedprox", {"mu": 0.0}), ("fedavg", {})),
     "FedProx + FT, μ = 0, is FedAvg + FT": (
@@ -111,6 +116,9 @@ SAME: dict[str, tuple[tuple[str, dict[str, Any]], tuple[str, dict[str, Any]]]] =
     "FedAvg + FT without epochs is FedAvg": (("fedavg-ft", {"ft_epochs": 0}), ("fedavg", {})),
     "FedProx + FT without epochs is FedProx": (("fedprox-ft", {"ft_epochs": 0}), ("fedprox", {})),
     "FedPer without a head is FedAvg": (("fedper", {"network": with_head(None)}), ("fedavg", {})),
+    "Learn2pFed, s = 0, is FedAvg": (("learn2pfed", FIXED | {"share": 0.0, "final_epochs": 3}), ("fedavg", {})),
+    "Learn2pFed, s = 1, is FedAvg + FT": (("learn2pfed", FIXED | {"share": 1.0}), ("fedavg-ft", {"ft_epochs": 0})),
+    "Learn2pFed with a private head is FedPer": (("learn2pfed", FIXED | {"private": ("head",)}), ("fedper", {})),
 }
 
 
@@ -714,7 +722,7 @@ def never_joined(algorithm: Rounds, client: ClientData, w: Tensor) -> Tensor:
     return w[0] if algorithm.name == "cfl" else w
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", OF_THE_TABLE)
 @pytest.mark.parametrize("run", [run_rounds, run_plain])
 def test_who_never_took_part_has_the_model_of_the_table(name: str, run: Callable[..., Outcome]) -> None:
     data, how = clients(), {"n_rounds": 2, "join": 0.4, "final_epochs": 0, "lr": 0.1, "ft_lr": 0.1, "batch_size": 9}
@@ -839,7 +847,7 @@ def test_one_wild_client_keeps_what_it_had_and_leaves_the_others_going_on(name: 
 # bytes
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", OF_THE_TABLE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_as_many_bytes_travel_as_the_table_says(name: str, dtype: torch.dtype) -> None:
     network, data, up = mlp().to(dtype), clients(), []
@@ -864,7 +872,7 @@ def test_as_many_bytes_travel_as_the_table_says(name: str, dtype: torch.dtype) -
     assert told == tuple(range(5))
     assert sum(x.numel() * x.element_size() for x in said.values()) == numbers * dtype.itemsize
     home = algorithm.enter(0, data.clients[0])
-    reply, broadcast = size(algorithm.reply_specs()), size(algorithm.expects("round", home))
+    reply, broadcast = size(algorithm.reply_specs(algorithm.opening(5))), size(algorithm.expects("round", home))
     assert (found.traffic.bytes_up, found.traffic.bytes_down) == (3 * m * reply, (3 * m + 5) * broadcast)
     assert found.traffic.n_exchanges == 4
     for total in (reply, broadcast):

@@ -34,6 +34,7 @@ class Spec(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float64
+    or_shorter: bool = False  # whether fewer numbers on the first axis will do
 
 
 Specs = Mapping[str, Spec]

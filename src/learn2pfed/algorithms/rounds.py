@@ -143,7 +143,7 @@ class Rounds(Conversation[Home]):
         seed, batch_size = self.settings.seed, self.settings.batch_size
         return Local(self.network, self.task, X, y, starts, sizes, clients, axis, seed, time, batch_size)
 
-    def reply_specs(self) -> Specs:
+    def reply_specs(self, server: Any) -> Specs:
         """What a reply looks like where it arrives."""
         sends = self.sends()
         return {**sends, "n": Spec((), torch.int64)} if sends else {}
@@ -220,9 +220,10 @@ class Rounds(Conversation[Home]):
     def rounds(self, server: Any, first: int, joined: Tensor, progress: Progress | None) -> Programme:
         """The rounds from `first` on: tell, wait for answers, gather; at the end tell everybody."""
         n_clients, joined = len(joined), joined.clone()
-        everyone, specs, silent = tuple(range(n_clients)), self.reply_specs(), 0
+        everyone, silent = tuple(range(n_clients)), 0
         for t in range(first, self.settings.n_rounds):
             replies: dict[int, Message] = {}
+            specs = self.reply_specs(server)
             for said, clients in _at(self.tells(server, self.asks(t, n_clients)), t):
                 replies |= yield Exchange("round", said, specs, clients)
             joined[list(replies)] += 1

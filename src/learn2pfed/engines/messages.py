@@ -30,7 +30,7 @@ def decode(blob: bytes) -> Message:
 
 
 def size(specs: Specs) -> int:
-    """Bytes of any message that fits `specs`: the header depends on names, shapes and types only."""
+    """Bytes of any message that fits `specs`, or of the longest: names, shapes and types say all."""
     return len(encode({name: torch.zeros(spec.shape, dtype=spec.dtype) for name, spec in specs.items()}))
 
 
@@ -44,7 +44,8 @@ def receive(blob: bytes, specs: Specs) -> Message:
         raise MessageError(f"a message with {sorted(message)} came where {sorted(specs)} was agreed.")
     for name, spec in specs.items():
         tensor = message[name]
-        if tuple(tensor.shape) != spec.shape or tensor.dtype != spec.dtype:
+        shorter = spec.or_shorter and tensor.shape[1:] == spec.shape[1:] and len(tensor) < spec.shape[0]
+        if (tuple(tensor.shape) != spec.shape and not shorter) or tensor.dtype != spec.dtype:
             raise MessageError(
                 f"{name!r} came as {tuple(tensor.shape)} {tensor.dtype} where {spec.shape} {spec.dtype} was agreed."
             )

@@ -1,0 +1,210 @@
+"""Learn2pFed for whole networks: every tensor learns how far it is the client's own.
+
+Objective:  client i predicts with  v_i = w + o_i + s ∘ (u_i - w - o_i),  u_i = w + o_i trained on the client's rows;
+s, one number in [0, 1] for each block of parameters, minimises the loss of the v_i on rows that were set aside.
+
+In the cell's terms s = η / (Λ + η): 0 follows the others, 1 is the client's own. o_i needs no learning: log class
+frequencies of the client's rows, added to the last bias, so that what is shared need not know who has which classes.
+
+Update:
+1. client: u_i by E epochs from w + o_i on the rows that are not set aside; blocks that went private start where the
+   client left them.
+2. client: g_ij = ⟨∇F_i(v_i)_j, (u_i - w - o_i)_j⟩ for each block j, F_i over the rows set aside: the slope of s_j.
+3. client sends u_i - o_i in the blocks that are shared, and g_i.
+4. server: w = Σ n_i (u_i - o_i) / Σ n_i;  logit(s) by Adam on the mean of the g_i;  a block whose s passes `private_at`
+   goes private: from then on it is neither sent nor averaged.
+
+At the end every client takes step 1 once more, on all its rows, and has v_i.
+
+Corners, without o_i and with s held fixed: s = 0 is FedAvg; s = 1 FedAvg + FT; s = 0 with a private head FedPer; all
+private Local-Only; one s between for all blocks keeps as much of u_i as Ditto's λ does, in one number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from learn2pfed.algorithms.base import Message, Replies, Spec, Specs
+from learn2pfed.algorithms.local import Local, LocalSettings, Memory, Optimizer
+from learn2pfed.algorithms.rounds import Home, Rounds, Told, mean_by_rows
+from learn2pfed.algorithms.settings import RoundSettings
+from learn2pfed.errors import Learn2pFedError, MessageError
+from learn2pfed.models.network import Network
+from learn2pfed.search import Choice
+from learn2pfed.tasks import Classification, Task
+
+
+class WholeNetworkSettings(LocalSettings):
+    """Learned by default; `share` holds s fixed, `private` names layers that are the client's own from the start."""
+
+    own_frequencies: bool = Field(True, description="o_i; false: nothing is added")
+    smoothing: float = Field(0.1, gt=0, description="of the frequencies, in rows a class")
+    set_aside: float = Field(0.15, ge=0, lt=1, description="share of a client's rows by which s is learned; 0: by all")
+    share: Annotated[float | None, Field(ge=0, le=1)] = Field(None, description="s of all blocks, fixed; none: learned")
+    share_lr: Annotated[float, Choice((0.1, 0.3))] = Field(0.3, gt=0, description="step size for logit(s)")
+    private: tuple[str, ...] = Field((), description="layers that are private from the start")
+    private_at: Annotated[float, Choice((0.9, 0.95, 1.0))] = Field(0.95, gt=0, le=1, description="1: no block goes")
+    private_after: float = Field(0.3, ge=0, le=1, description="share of the rounds before which no block goes private")
+    head_blocks: Annotated[Literal["tensor", "parameter"], Choice(("tensor", "parameter"))] = Field(
+        "tensor", description="whether each tensor of the head is a block, or each of its parameters"
+    )
+    final_epochs: Annotated[int, Choice((1, 2, 5))] = Field(2, ge=0, description="epochs of the last u_i")
+
+
+class Kept(NamedTuple):
+    """What a client keeps."""
+
+    own: Tensor  # (P,), its last u_i - o_i
+
+
+class Server(NamedTuple):
+    """What the server holds."""
+
+    w: Tensor  # (P,); private blocks as they were when they went
+    logit: Tensor  # (B,), of s
+    private: Tensor  # (B,), bool
+    memory: Memory  # of s's optimiser
+    met: Tensor  # (M,), bool: who has answered, and so has a model of its own
+
+
+class WholeNetwork(Rounds):
+    """Learn2pFed for whole networks."""
+
+    name = "learn2pfed"
+    title = "Learn2pFed"
+    objective = "v_i = w + o_i + s ∘ (u_i - w - o_i), s by rows set aside"
+    citation = "Learn2pFed, every tensor"
+    settings: WholeNetworkSettings
+    settings_class = WholeNetworkSettings
+
+    def __init__(self, settings: RoundSettings, network: Network, task: Task) -> None:
+        super().__init__(settings, network, task)
+        how = self.settings
+        apart = network.names["head"] if how.head_blocks == "parameter" else frozenset()
+        blocks = [
+            (name, 1 if name in apart else size)
+            for name, size in zip(network.shapes, network.sizes, strict=True)
+            for _ in range(size if name in apart else 1)
+        ]
+        self.names, sizes = zip(*blocks, strict=True)
+        self.n_blocks = len(blocks)
+        self.block = torch.repeat_interleave(torch.arange(self.n_blocks), torch.tensor(sizes))
+        unknown = [layer for layer in how.private if not any(name.startswith(f"{layer}.") for name in self.names)]
+        if unknown:
+            layers = ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in self.names))
+            raise Learn2pFedError(f"private: the network has no layer {unknown[0]!r}; there are {layers}.")
+        self.learns = how.share is None
+        self.learner = Optimizer("adam", how.share_lr)
+        self.last_bias = self._last_bias() if how.own_frequencies and isinstance(task, Classification) else None
+
+    def _last_bias(self) -> str:
+        """The bias to which log frequencies are added."""
+        name = f"{self.network.head[-1]}.bias" if self.network.head else ""
+        if self.network.shapes.get(name) != (self.task.n_outputs,):
+            raise Learn2pFedError(
+                "own_frequencies needs a head whose last layer has a bias for each class: give it one, or set "
+                "own_frequencies = false."
+            )
+        return name
+
+    def offset(self, local: Local) -> Tensor:
+        """o_i, (..., P)."""
+        zero = self.network.start.new_zeros(len(local.clients), self.network.n_parameters)
+        if self.last_bias is not None:
+            rows = [local.y[start : start + n] for start, n in zip(local.starts, local.sizes, strict=True)]
+            counts = torch.stack([torch.bincount(y, minlength=self.task.n_outputs) for y in rows]).to(zero.dtype)
+            smooth = counts + self.settings.smoothing
+            zero = self.network.flatten({self.last_bias: (smooth / smooth.sum(1, keepdim=True)).log()})
+        return zero if local.axis else zero[0]
+
+    # what travels
+
+    def begin(self) -> Kept:
+        """The common start."""
+        return Kept(self.network.start)
+
+    def opening(self, n_clients: int) -> Server:
+        """s = ½, or as it is fixed."""
+        start, how = self.network.start, self.settings
+        share = start.new_full((self.n_blocks,), 0.5 if how.share is None else how.share)
+        private = torch.tensor([any(name.startswith(f"{layer}.") for layer in how.private) for name in self.names])
+        met = torch.zeros(n_clients, dtype=torch.bool)
+        return Server(start, share.logit(), private, self.learner.fresh(share), met)
+
+    def tells(self, server: Server, clients: tuple[int, ...]) -> Told:
+        """s, which blocks are private, and w: without these blocks, to those who have their own."""
+        common = {"share": server.logit.sigmoid(), "private": server.private}
+        known = tuple(i for i in clients if server.met[i])
+        new = tuple(i for i in clients if not server.met[i])
+        told = [({**common, "w": server.w[~server.private[self.block]]}, known), ({**common, "w": server.w}, new)]
+        return [(said, group) for said, group in told if group]
+
+    def expects(self, kind: str, state: Home) -> Specs:
+        """w may come without the blocks that are private."""
+        specs = dict(super().expects(kind, state))
+        return specs | {"w": specs["w"]._replace(or_shorter=True)}
+
+    def reply_specs(self, server: Server) -> Specs:
+        """u_i - o_i in the blocks that are shared, the slope of s, and the number of rows."""
+        shared = int((~server.private[self.block]).sum())
+        return {"w": self.vector(shared), "slope": self.vector(self.n_blocks), "n": Spec((), torch.int64)}
+
+    # what is done
+
+    def common(self, kept: Kept, local: Local, heard: Message) -> tuple[Tensor, Tensor, Tensor]:
+        """Where the client starts, without o_i; s of every parameter, 1 in private blocks; which parameters are shared.
+
+        Whoever is told all of w has no model of its own yet and starts from it in private blocks too.
+        """
+        shared = ~heard["private"][self.block]
+        own, w = kept.own, heard["w"]
+        if len(w) not in (len(shared), int(shared.sum())):
+            raise MessageError(f"w came with {len(w)} numbers where {int(shared.sum())} or {len(shared)} were agreed.")
+        if len(w) == len(shared):
+            start = local.each(w)
+        else:
+            start = own.clone()
+            start[..., shared] = w
+        share = torch.where(shared, heard["share"][self.block], 1.0)
+        return start, share, shared
+
+    def work(self, kept: Kept, local: Local, heard: Message) -> tuple[Kept, Message]:
+        """Steps 1 to 3."""
+        start, share, shared = self.common(kept, local, heard)
+        offset = self.offset(local)
+        seen = replace(local, set_aside=self.settings.set_aside)
+        u, _ = seen.descend(start + offset, seen.batches(self.settings.epochs), self.optimizer)
+        moved = u - start - offset
+        slope = u.new_zeros(*local.lead, self.n_blocks)
+        if self.learns:
+            judged = next(replace(seen, only_aside=True, batch_size=max(local.sizes)).batches(1))
+            at = local.gradient(start + offset + share * moved, judged)
+            slope.index_add_(-1, self.block, at * moved * shared)
+        return Kept(u - offset), {"w": (u - offset)[..., shared], "slope": slope}
+
+    def gather(self, server: Server, t: int, replies: Replies) -> Server:
+        """Step 4."""
+        how, w, met = self.settings, server.w.clone(), server.met.clone()
+        w[~server.private[self.block]] = mean_by_rows(replies, "w")
+        met[list(replies)] = True
+        server = server._replace(w=w, met=met)
+        if not self.learns:
+            return server
+        s = server.logit.sigmoid()
+        slope = torch.stack([reply["slope"] for reply in replies.values()]).mean(0) * s * (1 - s)
+        logit, memory = self.learner.step(server.logit, slope, server.memory)
+        logit = torch.where(server.private, server.logit, logit)
+        going = (logit.sigmoid() > how.private_at) & (t + 1 >= how.private_after * how.n_rounds)
+        return server._replace(logit=logit, memory=memory, private=server.private | going)
+
+    def personal(self, kept: Kept, local: Local, heard: Message) -> Tensor:
+        """v_i, from all rows."""
+        start, share, _ = self.common(kept, local, heard)
+        begin = start + self.offset(local)
+        u, _ = local.descend(begin, local.batches(self.settings.final_epochs), self.optimizer)
+        return torch.lerp(begin, u, share)

@@ -1,0 +1,226 @@
+"""Learn2pFed for whole networks: corners, what s learns, what goes private, own frequencies, and what travels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from learn2pfed.algorithms.base import Outcome
+from learn2pfed.algorithms.fedavg_ft import FedAvgFT, FineTuneSettings
+from learn2pfed.algorithms.local import Local, LocalSettings
+from learn2pfed.algorithms.local_only import LocalOnly
+from learn2pfed.algorithms.whole_network import Server, WholeNetwork, WholeNetworkSettings
+from learn2pfed.data.federated import Samples
+from learn2pfed.engines.messages import decode, encode, receive
+from learn2pfed.engines.plain import run_plain
+from learn2pfed.engines.rounds import Simulator, home, run_rounds
+from learn2pfed.errors import Learn2pFedError, MessageError
+from learn2pfed.models.modules import build
+from learn2pfed.models.network import Network
+from learn2pfed.tasks import Classification, Regression
+
+CLASSES = Classification(3)
+
+
+def mlp() -> Network:
+    return build("mlp", (4,), 3, hidden=(6,)).to(torch.float64)
+
+
+def clients(sizes: tuple[int, ...] = (24, 15, 18, 30), shift: float = 1.0) -> Samples:
+    """Each client turns the scores by which classes are drawn in its own way, the more so the larger `shift`."""
+    draw = torch.Generator().manual_seed(0)
+    normal = torch.randn(4, 3, dtype=torch.float64, generator=draw)
+    rows = []
+    for i, n in enumerate(sizes):
+        X = torch.randn(n, 4, dtype=torch.float64, generator=draw)
+        own = shift * torch.randn(4, 3, dtype=torch.float64, generator=draw)
+        rows.append((f"c{i}", X, (X @ (normal + own)).argmax(1)))
+    return Samples.join(rows)
+
+
+def whole(network: Network | None = None, **changes: Any) -> WholeNetwork:
+    settings = {"n_rounds": 3, "batch_size": 8, "lr": 0.05} | changes
+    return WholeNetwork(WholeNetworkSettings.of(**settings), mlp() if network is None else network, CLASSES)
+
+
+FIXED: dict[str, Any] = {"own_frequencies": False, "set_aside": 0.0, "share": 0.0, "final_epochs": 0}
+
+
+def test_all_private_is_local_only() -> None:
+    alone = LocalOnly(LocalSettings(n_rounds=3, batch_size=8, lr=0.05, optimizer="sgd"), mlp(), CLASSES)
+    found = run_rounds(whole(**FIXED, private=("layers.0", "head"), optimizer="sgd"), clients())
+    assert torch.equal(found.models, run_rounds(alone, clients()).models)
+
+
+def test_an_s_between_lies_between_fedavg_and_fine_tuning() -> None:
+    tuned = FedAvgFT(FineTuneSettings(n_rounds=3, batch_size=8, lr=0.05, ft_lr=0.05, ft_epochs=2), mlp(), CLASSES)
+    theirs = run_rounds(tuned, clients())
+    found = run_rounds(whole(**FIXED | {"share": 0.25, "final_epochs": 2}), clients())
+    expected = torch.lerp(theirs.global_model.expand_as(theirs.models), theirs.models, 0.25)
+    torch.testing.assert_close(found.models, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("blocks", ["tensor", "parameter"])
+def test_the_slope_of_s_is_that_of_the_loss_on_rows_set_aside(blocks: str) -> None:
+    algorithm, data = whole(head_blocks=blocks, set_aside=0.3), clients()
+    network = algorithm.network
+    assert algorithm.n_blocks == (4 if blocks == "tensor" else 2 + 21)
+    local = home(algorithm, data, (1,), axis=False)
+    server = algorithm.opening(4)
+    ((heard, _),) = algorithm.tells(server, (1,))
+    kept, reply = algorithm.work(algorithm.begin(), local, heard | {"round": torch.tensor(0)})
+    begin = network.start + algorithm.offset(local)
+    moved = kept.own - network.start
+    rows = torch.from_numpy(Local.split(home_with(algorithm, data, 1, 0.3), 0)[1])
+    assert len(rows) == 4
+
+    def judged(share: Tensor) -> Tensor:
+        return CLASSES.losses(network.scores(begin + share[algorithm.block] * moved, data.X[rows]), data.y[rows]).mean()
+
+    share = server.logit.sigmoid().requires_grad_()
+    expected = torch.autograd.grad(judged(share), share)[0]
+    torch.testing.assert_close(reply["slope"], expected, rtol=0, atol=1e-12)
+    assert expected.abs().mean() > 1e-3
+
+
+def home_with(algorithm: WholeNetwork, data: Samples, i: int, set_aside: float) -> Local:
+    from dataclasses import replace
+
+    return replace(home(algorithm, data, (i,), axis=False), set_aside=set_aside)
+
+
+def shares(algorithm: WholeNetwork, data: Samples) -> Tensor:
+    """s after the last round."""
+    seen: list[Server] = []
+    run_rounds(algorithm, data, observe=lambda t, simulator, personal: seen.append(simulator.server))
+    return seen[-1].logit.sigmoid()
+
+
+def test_s_falls_where_clients_are_alike_and_rises_where_they_differ() -> None:
+    how = {"n_rounds": 150, "lr": 0.02, "private_at": 1.0, "own_frequencies": False, "share_lr": 0.1}
+    alike, apart = (float(shares(whole(**how), clients((200,) * 6, shift)).mean()) for shift in (0.0, 3.0))
+    assert alike < 0.5 < 0.85 < apart
+
+
+@pytest.mark.parametrize("run", [run_rounds, run_plain])
+def test_private_blocks_are_sent_to_nobody_but_newcomers(run: Callable[..., Outcome]) -> None:
+    algorithm, data = whole(**FIXED, private=("head",), join=0.5, n_rounds=4), clients()
+    found, everything = run(algorithm, data), run(whole(**FIXED, join=0.5, n_rounds=4), data)
+    drawn = [algorithm.asks(t, 4) for t in range(4)]
+    head = 21 * 8
+    saved = sum(i in {j for before in drawn[:t] for j in before} for t, now in enumerate(drawn) for i in now)
+    never = 4 - len({i for now in drawn for i in now})
+    assert 0 < saved < 8
+    assert everything.traffic.bytes_up - found.traffic.bytes_up == pytest.approx(8 * head, abs=64)
+    down = everything.traffic.bytes_down - found.traffic.bytes_down
+    assert down == pytest.approx((saved + 4 - never) * head, abs=128)
+    body = found.models[:, ~algorithm.network.is_head]
+    assert (body == body[0]).all()
+
+
+def test_a_block_goes_private_where_s_passes_the_limit_and_stays_so() -> None:
+    algorithm = whole(private_at=0.9, private_after=0.5, n_rounds=4)
+    server = algorithm.opening(2)
+    slope = torch.tensor([-1.0, 1.0, -1.0, 1.0], dtype=torch.float64)
+    n = torch.tensor(5)
+
+    def gathered(server: Server, t: int) -> Server:
+        shared = int((~server.private[algorithm.block]).sum())
+        return algorithm.gather(server, t, {0: {"w": torch.ones(shared).double(), "slope": slope, "n": n}})
+
+    early = gathered(server._replace(logit=torch.full((4,), 5.0).double()), 0)
+    assert not early.private.any()
+    late = gathered(early, 1)
+    assert late.private.all()
+    mixed = gathered(server._replace(logit=torch.tensor([5.0, -5.0, 5.0, 0.0]).double()), 2)
+    assert mixed.private.tolist() == [True, False, True, False]
+    again = gathered(mixed._replace(w=torch.zeros_like(mixed.w)), 3)
+    assert again.private.tolist() == mixed.private.tolist()
+    assert torch.equal(again.w, (~mixed.private[algorithm.block]).double())  # private blocks stay as they went
+    assert torch.equal(again.logit[mixed.private], mixed.logit[mixed.private])
+    assert again.met.tolist() == [True, False]
+
+
+def test_own_frequencies_are_added_to_the_last_bias_and_nowhere_else() -> None:
+    algorithm, data = whole(smoothing=0.5), clients()
+    client = data.clients[2]
+    counts = torch.bincount(client.y, minlength=3) + 0.5
+    offset = algorithm.offset(home(algorithm, data, (2,), axis=False))
+    named = algorithm.network.unflatten(offset)
+    torch.testing.assert_close(named.pop("head.bias"), (counts / counts.sum()).log().double())
+    assert all((tensor == 0).all() for tensor in named.values())
+    both = algorithm.offset(home(algorithm, data, (1, 2), axis=True))
+    assert torch.equal(both[1], offset)
+    assert not algorithm_for_numbers().offset(home(algorithm, data, (2,), axis=False)).any()
+
+
+def algorithm_for_numbers() -> WholeNetwork:
+    return WholeNetwork(WholeNetworkSettings(), build("mlp", (4,), 1).to(torch.float64), Regression())
+
+
+@pytest.mark.parametrize("run", [run_rounds, run_plain])
+def test_who_never_took_part_has_what_is_shared_and_its_own_frequencies(run: Callable[..., Outcome]) -> None:
+    algorithm, data = whole(join=0.25, n_rounds=1, final_epochs=0), clients()
+    found = run(algorithm, data)
+    left_out = [i for i in range(4) if i not in algorithm.asks(0, 4)]
+    for i in left_out:
+        expected = found.global_model + algorithm.offset(home(algorithm, data, (i,), axis=False))
+        torch.testing.assert_close(found.models[i], expected, rtol=0, atol=1e-12)
+
+
+def test_all_rows_are_used_in_the_end() -> None:
+    data = clients()
+    outcomes = []
+    for change in (0.0, 1.0):
+        X = data.X.clone()
+        algorithm = whole(set_aside=0.3, share=0.5, n_rounds=1)
+        aside = Local.split(home_with(algorithm, data, 0, 0.3), 0)[1]
+        X[aside] += change
+        outcomes.append(run_rounds(algorithm, Samples(data.names, X, data.y, data.sizes)))
+    assert torch.equal(outcomes[0].global_model, outcomes[1].global_model)  # rounds did not see them, s being fixed
+    assert not torch.equal(outcomes[0].models[0], outcomes[1].models[0])
+    assert torch.equal(outcomes[0].models[1:], outcomes[1].models[1:])
+
+
+def test_a_run_goes_on_with_private_blocks() -> None:
+    algorithm, data = whole(private_at=0.5, private_after=0.0, n_rounds=6, share_lr=1.0, join=0.5), clients()
+    kept: dict[int, Any] = {}
+
+    def observe(t: int, simulator: Simulator, personal: Callable[[], Tensor]) -> None:
+        kept[t] = simulator.snapshot()
+
+    found = run_rounds(algorithm, data, observe=observe)
+    assert kept[3].server.private.any()
+    again = run_rounds(algorithm, data, start=kept[3])
+    assert torch.equal(again.models, found.models)
+    assert again.traffic == found.traffic
+
+
+def test_a_message_that_is_too_long_or_of_a_wrong_length_is_refused() -> None:
+    algorithm, data = whole(private=("head",)), clients()
+    state = algorithm.enter(0, data.clients[0])
+    ((heard, _),) = algorithm.tells(algorithm.opening(4), (0,))
+    heard = heard | {"round": torch.tensor(0)}
+    specs = algorithm.expects("round", state)
+    assert receive(encode(heard), specs).keys() == heard.keys()
+    with pytest.raises(MessageError, match="bytes came where at most"):
+        receive(encode(heard | {"w": torch.zeros(99).double()}), specs)
+    short = decode(encode(heard | {"w": torch.zeros(7).double()}))
+    assert receive(encode(short), specs).keys() == heard.keys()
+    with pytest.raises(MessageError, match="w came with 7 numbers where 30 or 51 were agreed"):
+        algorithm.handle("round", state, data.clients[0], short)
+
+
+def test_what_is_wrong_is_refused_with_a_reason() -> None:
+    with pytest.raises(Learn2pFedError, match=r"private: the network has no layer 'tail'; there are layers.0, head\."):
+        whole(private=("tail",))
+    headless = Network(nn.Linear(4, 3).double(), None)
+    with pytest.raises(Learn2pFedError, match="own_frequencies needs a head whose last layer has a bias for each"):
+        whole(headless)
+    assert whole(headless, own_frequencies=False).last_bias is None
+    with pytest.raises(Learn2pFedError, match="share: input should be less than or equal to 1, got 2"):
+        whole(share=2)
