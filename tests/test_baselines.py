@@ -889,7 +889,7 @@ def test_clients_of_similar_size_are_computed_together() -> None:
 # bad input
 
 WRONG: dict[str, Callable[[], object]] = {
-    r"no algorithm 'nope'; there are local-only, fedavg, .*, cfl, knn-per, plug-in\.": lambda: method_named("nope"),
+    r"no algorithm 'nope'; there are local-only, fedavg, .*, cfl, knn-per, plug-in, learn2pfed\.": lambda: method_named("nope"),
     "nope: there is no such setting; there are n_rounds, join": lambda: method_named("fedavg").settings_class.of(
         nope=1
     ),
