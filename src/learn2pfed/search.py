@@ -27,10 +27,14 @@ Space = dict[str, Span | Choice]
 
 
 def search_space(settings: type[BaseModel]) -> Space:
-    """Where tuning may look, by setting: what a type such as `Annotated[float, Span(0.001, 0.1)]` notes."""
+    """Where tuning may look, by setting: what a type such as `Annotated[float, Span(0.001, 0.1)]` notes.
+
+    A class of settings may name some in `NOT_SEARCHED`, since it does not use them.
+    """
+    unused: tuple[str, ...] = getattr(settings, "NOT_SEARCHED", ())
     return {
         name: note
         for name, field in settings.model_fields.items()
         for note in field.metadata
-        if isinstance(note, (Span, Choice))
+        if isinstance(note, (Span, Choice)) and name not in unused
     }

@@ -16,7 +16,7 @@ from learn2pfed.algorithms.lp_proj import LpProj
 from learn2pfed.algorithms.pfedme import PFedMe
 from learn2pfed.algorithms.plug_in import PlugIn
 from learn2pfed.algorithms.rounds import Rounds
-from learn2pfed.algorithms.whole_network import WholeNetwork
+from learn2pfed.algorithms.whole_network import FixedShare, OwnFrequencies, WholeNetwork
 from learn2pfed.errors import Learn2pFedError, instead
 
 BASELINES: dict[str, type[Rounds]] = {
@@ -39,8 +39,8 @@ BASELINES: dict[str, type[Rounds]] = {
 """In the order of the paper's tables."""
 
 
-OURS: dict[str, type[Rounds]] = {PlugIn.name: PlugIn, WholeNetwork.name: WholeNetwork}
-"""Learn2pFed where the model is a network."""
+OURS: dict[str, type[Rounds]] = {method.name: method for method in (PlugIn, OwnFrequencies, FixedShare, WholeNetwork)}
+"""Learn2pFed where the model is a network: the paper's, two references to hold ours against, and ours."""
 
 
 def method_named(name: str) -> type[Rounds]:

@@ -23,7 +23,7 @@ private Local-Only; one s between for all blocks keeps as much of u_i as Ditto's
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -208,3 +208,42 @@ class WholeNetwork(Rounds):
         begin = start + self.offset(local)
         u, _ = local.descend(begin, local.batches(self.settings.final_epochs), self.optimizer)
         return torch.lerp(begin, u, share)
+
+
+LEARNING = ("share_lr", "private_at", "head_blocks")
+
+
+class FixedShareSettings(WholeNetworkSettings):
+    """One s for all blocks, and no rows set aside, as nothing is learned by them."""
+
+    NOT_SEARCHED: ClassVar[tuple[str, ...]] = LEARNING
+    share: Annotated[float, Choice((0.1, 0.25, 0.5, 0.75, 1.0))] = Field(0.5, ge=0, le=1, description="s of all blocks")
+    set_aside: float = Field(0.0, ge=0, lt=1, description="share of a client's rows that no round sees")
+
+
+class FixedShare(WholeNetwork):
+    """What learning s adds, is what this lacks."""
+
+    name = "fixed-share"
+    title = "Learn2pFed, one s, fixed"
+    objective = "v_i = w + o_i + s (u_i - w - o_i), s given"
+    settings: FixedShareSettings
+    settings_class = FixedShareSettings
+
+
+class OwnFrequenciesSettings(FixedShareSettings):
+    """s = 0."""
+
+    NOT_SEARCHED: ClassVar[tuple[str, ...]] = (*LEARNING, "share", "final_epochs")
+    share: float = Field(0.0, ge=0, le=1, description="s of all blocks")
+    final_epochs: int = Field(0, ge=0, description="epochs of the last u_i, of which nothing is kept")
+
+
+class OwnFrequencies(WholeNetwork):
+    """What o_i alone does: FedAvg, with each client's log frequencies added to the last bias."""
+
+    name = "own-frequencies"
+    title = "FedAvg, own frequencies"
+    objective = "min Σ (n_i / n) F_i(w + o_i)"
+    settings: OwnFrequenciesSettings
+    settings_class = OwnFrequenciesSettings

@@ -103,6 +103,13 @@ class Partition:
         train, validation = _parted(self.train, masks)
         return replace(self, train=train, validation=validation)
 
+    def without_validation(self) -> Partition:
+        """The validation part goes back to training."""
+        if not self.validates:
+            return self
+        train = tuple(np.sort(np.concatenate(pair)) for pair in zip(self.train, self.validation, strict=True))
+        return replace(self, train=train, validation=(np.empty(0, dtype=np.int64),) * len(self))
+
     def save(self, path: Path) -> None:
         """As .npz, without pickle."""
         lists: dict[str, Any] = dict(self.lists())

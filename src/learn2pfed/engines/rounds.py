@@ -144,8 +144,14 @@ def run_rounds(
     return Simulator(algorithm, data, start).run(progress, observe)
 
 
-def marks_of(algorithm: Rounds, models: Tensor, train: Samples, test: Samples) -> Tensor:
-    """How well each client's own model does on its own samples, (N,): squared errors, or 1 where it is right."""
+def marks_of(
+    algorithm: Rounds, models: Tensor, train: Samples, test: Samples, mark: Callable[..., Tensor] | None = None
+) -> Tensor:
+    """How well each client's own model does on its own samples, (N,): squared errors, or 1 where it is right.
+
+    Or whatever else `mark` makes of scores and targets.
+    """
+    mark = algorithm.task.marks if mark is None else mark
     if not test.names == train.names or len(models) != len(train):
         raise Learn2pFedError(
             f"There are {len(models)} models, and clients {_few(train)} to train and {_few(test)} to test: "
@@ -161,7 +167,7 @@ def marks_of(algorithm: Rounds, models: Tensor, train: Samples, test: Samples) -
         rows = test.starts[list(group), None] + steps.minimum(count[:, None] - 1)  # the last row fills up
         at: Any = rows if axis else rows[0]
         scores = algorithm.scores(models[list(group) if axis else group[0]], local, test.X[at])
-        marks[at] = algorithm.task.marks(scores, test.y[at]).to(marks.dtype)
+        marks[at] = mark(scores, test.y[at]).to(marks.dtype)
     return marks
 
 

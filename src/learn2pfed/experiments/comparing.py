@@ -144,13 +144,25 @@ class Fitted(NamedTuple):
         return {"rounds": list(self.curve), "curve": rounded(list(self.curve.values()))} if self.curve else {}
 
 
-def fit(algorithm: Rounds, engine: str, train: Samples, test: Samples, rounds: Collection[int] = ()) -> Fitted:
-    """All clients are judged, and the models of the last round count; what is seen along the way chooses nothing."""
+def fit(
+    algorithm: Rounds,
+    engine: str,
+    train: Samples,
+    test: Samples,
+    rounds: Collection[int] = (),
+    watch: Callable[[int, Simulator], None] | None = None,
+) -> Fitted:
+    """All clients are judged, and the models of the last round count; what is seen along the way chooses nothing.
+
+    After some rounds the metric is noted; `watch` is shown the state after every round, by the engine that has it all.
+    """
     curve: Points = {}
     looking = 0.0
 
     def observe(t: int, simulator: Simulator, personal: Any) -> None:
         nonlocal looking
+        if watch is not None:
+            watch(t, simulator)
         if t in rounds:
             begun = time.process_time()
             curve[t] = float(algorithm.task.value(torch.from_numpy(_means(algorithm, personal(), train, test))).mean())
@@ -160,7 +172,7 @@ def fit(algorithm: Rounds, engine: str, train: Samples, test: Samples, rounds: C
     if engine == "plain":
         outcome = run_plain(algorithm, train)
     else:
-        outcome = run_rounds(algorithm, train, observe=observe if rounds else None)
+        outcome = run_rounds(algorithm, train, observe=observe if rounds or watch else None)
     seconds = time.process_time() - begun - looking
     if outcome.missing:
         raise DivergenceError(

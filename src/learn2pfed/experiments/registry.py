@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from learn2pfed.errors import Learn2pFedError, instead, sentence
 from learn2pfed.experiments.ablation import AblationExperiment
 from learn2pfed.experiments.base import Config, Done, Experiment, Task
+from learn2pfed.experiments.images import ImagesExperiment
 from learn2pfed.experiments.joining import JoiningExperiment
 from learn2pfed.experiments.layers import LayersExperiment
 from learn2pfed.experiments.panels import PanelsExperiment
@@ -38,6 +39,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         PanelsExperiment(),
         PowerExperiment(),
         JoiningExperiment(),
+        ImagesExperiment(),
     )
 }
 

@@ -1,0 +1,252 @@
+"""Table IV: image classification, clients with classes of their own, all of them or some a round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import BeforeValidator, Field
+
+from learn2pfed.algorithms.registry import BASELINES, OURS, method_named
+from learn2pfed.algorithms.rounds import Rounds
+from learn2pfed.algorithms.whole_network import WholeNetwork
+from learn2pfed.data.federated import Samples
+from learn2pfed.data.images import SOURCES, Images, load_images
+from learn2pfed.data.partition import Partition, partition, samples
+from learn2pfed.engines.rounds import Simulator, marks_of
+from learn2pfed.errors import Learn2pFedError
+from learn2pfed.experiments.base import Column, Done, Task, Trials, over_clients, rows_of
+from learn2pfed.experiments.comparing import (
+    Comparison,
+    OwnSettings,
+    ProtocolConfig,
+    every_method,
+    fit,
+    looks,
+    never_joined,
+    spaces_of,
+)
+from learn2pfed.models.modules import build
+from learn2pfed.results.records import Detail, Row, rounded
+from learn2pfed.search import Space, Span
+from learn2pfed.tasks import Classification
+
+METHODS = tuple(BASELINES | OURS)
+
+TITLES = {name: method_named(name).title for name in METHODS}
+"""In the order of the table."""
+
+MODELS = {"cifar10": "lenet", "fashion-mnist": "cnn-10-20"}
+"""The paper's networks."""
+
+RATES = ("lr", "ft_lr")
+RATE, RATE_SPAN = 1e-3, Span(3e-4, 0.03)
+"""Step sizes of these networks: where tuning starts, and where it looks."""
+
+START = {
+    name: {rate: RATE for rate in RATES if rate in method_named(name).settings_class.model_fields} for name in METHODS
+}
+
+TUNING_SEED, TUNING_IMAGES, TUNING_ROUNDS = 500, 6000, 12
+"""Settings are tuned on the validation part of fewer images of another draw, in fewer rounds, with ten clients."""
+
+POINTS = 6
+"""Rounds after which the first trial is looked at."""
+
+
+class ImagesConfig(Trials, ProtocolConfig):
+    """What can be set; `own.` holds the methods' own settings."""
+
+    data: tuple[str, ...] = Field(
+        tuple(MODELS), min_length=1, description=f"{', '.join(SOURCES)}, or a path of such files"
+    )
+    betas: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        (0.1, 0.5), min_length=1, description="Dirichlet parameters: the smaller, the fewer classes has each client"
+    )
+    clients: tuple[Annotated[int, Field(ge=1)], ...] = Field((10, 100), min_length=1, description="numbers of clients")
+    n_joining: int = Field(10, ge=1, description="clients a round, if there are more")
+    some_rounds: int = Field(500, ge=1, description="rounds where not all take part")
+    rule: str = Field("dirichlet", description="how images are shared out: dirichlet, pfllib, fl-bench")
+    n_images: int | None = Field(None, ge=1, description="images in all, drawn with the trial's seed; none: all")
+    model: str | None = Field(None, description="learn2pfed list models, or package.module:function; none: the paper's")
+    head: str | None = Field("head", coerce_numbers_to_str=True, description="the part that FedPer and FedRep keep")
+    engine: Literal["simulation", "plain"] = Field("simulation", description="in memory, or through encoded messages")
+    n_seeds: int = Field(3, ge=1, description="trials (--seeds)")
+    algorithms: tuple[str, ...] = Field(METHODS, min_length=1, description="methods (--algorithms)")
+    own: Annotated[OwnSettings, BeforeValidator(every_method(METHODS, **START))] = Field({}, validate_default=True)
+
+    def names(self) -> dict[str, Setting]:
+        """Settings by name, as "cifar10, 0.1, 10 clients"."""
+        return {
+            f"{data}, {beta:g}, {n} clients": Setting(data, beta, n)
+            for n in self.clients
+            for data in self.data
+            for beta in self.betas
+        }
+
+
+class Setting(NamedTuple):
+    """A column of the table."""
+
+    data: str
+    beta: float
+    n_clients: int
+
+
+class Study(NamedTuple):
+    """The images of one trial."""
+
+    images: Images
+    parts: Partition
+    train: Samples
+    judged: Samples
+    join: float
+
+
+@cache
+def _images(source: str) -> Images:
+    return load_images(source)
+
+
+def study_of(config: ImagesConfig, setting: Setting, seed: int, tuning: bool = False) -> Study:
+    """Who has which images: to tune, the validation part judges, and nothing is seen of the test part."""
+    images = _images(setting.data)
+    n_images = config.n_images if config.n_images is None else min(config.n_images, len(images))
+    parts = partition(images.labels, setting.n_clients, setting.beta, config.rule, seed, n_images=n_images)
+    if tuning and not parts.validates:
+        parts = parts.with_validation(images.labels, seed)
+    if not tuning:
+        parts = parts.without_validation()
+    train, judged = (samples(images, parts, part) for part in ("train", "validation" if tuning else "test"))
+    return Study(images, parts, train, judged, min(1.0, config.n_joining / setting.n_clients))
+
+
+def algorithm_of(config: ImagesConfig, name: str, study: Study, seed: int) -> Rounds:
+    """A method with the network of its data."""
+    shape = tuple(study.train.X.shape[1:])
+    model = config.model or MODELS.get(study.images.name)
+    if model is None:
+        raise Learn2pFedError(f"model: name a network for {study.images.name}: learn2pfed list models.")
+    network = build(model, shape, study.images.n_classes, seed, config.head)
+    n_rows = int(np.median(study.train.sizes))
+    if study.join < 1:
+        config = config.model_copy(update={"n_rounds": config.some_rounds})
+    return config.algorithm(
+        name, config.own[name], study.join, seed, network, Classification(study.images.n_classes), n_rows
+    )
+
+
+class ImagesExperiment(Comparison):
+    """Table IV."""
+
+    name = "images"
+    title = "Image classification"
+    about = (
+        "Images shared out among clients so that each has classes of its own mix (Dirichlet: class by class, shares "
+        "drawn for the clients), a fifth of each client's images kept for testing, class by class. Networks are the "
+        "paper's. With ten clients all take part in a round; with a hundred, ten. Accuracy is each client's own "
+        "model's on its own test images after the last round, all clients. Learn2pFed sets some training images aside "
+        "to learn by, and uses them in the end."
+    )
+    config_class = ImagesConfig
+    titles = TITLES
+    validation = "error on validation images, mean over data sets and Dirichlet parameters, ten clients"
+    tuning = (
+        f"Settings were tuned on validation images of another draw of {TUNING_IMAGES:,} images, ten clients, "
+        f"{TUNING_ROUNDS} rounds, with as many trials for every method, and are the same in all columns."
+    )
+    presets = {  # noqa: RUF012
+        "quick": {"n_rounds": 25, "some_rounds": 100, "n_images": 12_000},
+        "paper": {"n_rounds": 500},
+    }
+
+    def tasks(self, config: ImagesConfig) -> list[Task]:
+        """Setting by setting, so that a column is whole before the next begins."""
+        self.refuse_unknown(config.algorithms)
+        for setting in config.names().values():  # refuses what can't be, before anything runs
+            study = study_of(config, setting, config.first_seed)
+            for name in config.algorithms:
+                algorithm_of(config, name, study, config.first_seed).check(study.train)
+        return [
+            Task(setting, TITLES[name], seed)
+            for setting in config.names()
+            for seed in config.seeds
+            for name in METHODS
+            if name in config.algorithms
+        ]
+
+    def run(self, config: ImagesConfig, task: Task) -> Done:
+        """Fit, and judge on the test images."""
+        study = study_of(config, config.names()[task.setting], task.seed)
+        algorithm = algorithm_of(config, self.name_of(task.algorithm), study, task.seed)
+        first = task.seed == config.first_seed
+        n_rounds = algorithm.settings.n_rounds
+        shares: list[list[float]] = []
+
+        def watch(t: int, simulator: Simulator) -> None:
+            if isinstance(algorithm, WholeNetwork):
+                server = simulator.server
+                shares.append(torch.where(server.private, 1.0, server.logit.sigmoid()).tolist())
+
+        at = looks(n_rounds, POINTS) if first else ()
+        fitted = fit(algorithm, config.engine, study.train, study.judged, at, watch)
+        measured = over_clients("accuracy", fitted.marks, study.judged.sizes, larger_is_better=True)
+        traffic = fitted.outcome.traffic
+        measured |= {
+            "kB up a round": traffic.bytes_up / n_rounds / 1000,
+            "kB down a round": traffic.bytes_down / n_rounds / 1000,
+        }
+        if study.join < 1:
+            measured |= never_joined(fitted.outcome)
+        series: dict[str, Any] = dict(fitted.series) if first else {}
+        if first and isinstance(algorithm, WholeNetwork) and algorithm.learns:
+            series |= {"shares": [rounded(now) for now in shares], "blocks": list(algorithm.names)}
+            series["confusion"] = confusion(algorithm, fitted.outcome.models, study)
+            series["counts"] = study.parts.counts(study.images.labels).tolist()
+        detail = Detail(**task._asdict(), series=series) if series else None
+        return Done(rows_of(task, fitted.outcome, fitted.seconds, measured), detail)
+
+    def tunable(self, config: ImagesConfig) -> dict[str, Space]:
+        """Every method."""
+        return {
+            key: {name: RATE_SPAN if name in RATES else where for name, where in space.items()}
+            for key, space in spaces_of(("own",), METHODS, config.algorithms).items()
+        }
+
+    def validate(self, config: ImagesConfig, key: str) -> float:
+        """Share of validation images that are wrong."""
+        small = config.model_copy(update={"n_images": TUNING_IMAGES, "n_rounds": TUNING_ROUNDS, "clients": (10,)})
+        found = []
+        for setting in small.names().values():
+            study = study_of(small, setting, TUNING_SEED, tuning=True)
+            algorithm = algorithm_of(small, key.partition(".")[2], study, TUNING_SEED)
+            found.append(1 - fit(algorithm, config.engine, study.train, study.judged).marks.mean())
+        return float(np.mean(found))
+
+    def columns(self, rows: Sequence[Row]) -> list[Column]:
+        """Each metric over the settings, in the order in which they ran."""
+        metrics, settings = (list(dict.fromkeys(getattr(row, key) for row in rows)) for key in ("metric", "setting"))
+        order = {(metric, setting): place for place, (metric, setting) in enumerate(_pairs(metrics, settings))}
+        return sorted(super().columns(rows), key=lambda column: order[column.metric, column.setting])
+
+
+def _pairs(metrics: Sequence[str], settings: Sequence[str]) -> list[tuple[str, str]]:
+    """By metric; fewer clients first, then by data and Dirichlet parameter."""
+
+    def place(setting: str) -> tuple[int, str, float]:
+        data, beta, clients = setting.rsplit(", ", 2)
+        return int(clients.split()[0]), data, float(beta)
+
+    return [(metric, setting) for metric in metrics for setting in sorted(settings, key=place)]
+
+
+def confusion(algorithm: Rounds, models: torch.Tensor, study: Study) -> list[list[list[int]]]:
+    """How often each client's images of a class (row) are taken for another (column)."""
+    said = marks_of(algorithm, models, study.train, study.judged, lambda scores, _: scores.argmax(-1)).long()
+    n = study.images.n_classes
+    pairs = (study.judged.owner * n + study.judged.y) * n + said
+    found: list[list[list[int]]] = torch.bincount(pairs, minlength=len(study.judged) * n * n).view(-1, n, n).tolist()
+    return found
