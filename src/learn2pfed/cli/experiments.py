@@ -12,7 +12,7 @@ from rich.text import Text
 
 from learn2pfed.algorithms.learn2pfed import Learn2pFed
 from learn2pfed.algorithms.local import LocalSettings
-from learn2pfed.algorithms.registry import BASELINES
+from learn2pfed.algorithms.registry import BASELINES, OURS
 from learn2pfed.cli.common import (
     app,
     changes_of,
@@ -180,16 +180,17 @@ def list_(
 def _list_algorithms() -> None:
     found = [("learn2pfed", Learn2pFed.objective, Learn2pFed.citation)]
     found += [(name, method.objective, method.citation) for name, method in BASELINES.items()]
+    found += [(f"{name}, networks", method.objective, method.citation) for name, method in OURS.items()]
     console.print(rich_table(Table("Algorithms", ("name", "objective", "citation"), tuple(found)), "learn2pfed"))
     common = LocalSettings.model_fields
     rows = [("most", *_field(name, common[name])) for name in common]
-    for method in BASELINES.values():
+    for method in (BASELINES | OURS).values():
         fields = method.settings_class.model_fields
         own = [name for name in fields if name not in common or fields[name].description != common[name].description]
         rows += [(method.name, *_field(name, fields[name])) for name in own]
     head = ("of", "name", "default", "what it is")
-    console.print(rich_table(Table("The baselines' settings", head, tuple(rows))))
-    console.print("pfedme and lp-proj take n_rounds, join, batch_size and seed of the first group.")
+    console.print(rich_table(Table("Settings of methods with rounds", head, tuple(rows))))
+    console.print("pfedme, lp-proj and plug-in take n_rounds, join, batch_size and seed of the first group.")
     ours, theirs = Settings(), Settings.paper()
     both = tuple(
         (name, _value(getattr(ours, name)), _value(getattr(theirs, name)), field.description or "")

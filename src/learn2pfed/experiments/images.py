@@ -153,6 +153,7 @@ class ImagesExperiment(Comparison):
     )
     config_class = ImagesConfig
     titles = TITLES
+    costs_by_setting = True
     validation = "error on validation images, mean over data sets and Dirichlet parameters, ten clients"
     tuning = (
         f"Settings were tuned on validation images of another draw of {TUNING_IMAGES:,} images, ten clients, "

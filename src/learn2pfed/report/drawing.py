@@ -73,6 +73,7 @@ class Heat:
     high: float = 1.0
     label: str = ""
     colours: tuple[str, str, str] = OWN_TO_SHARED
+    whole: bool = False  # values are counts
 
     @property
     def cell_width(self) -> float:
@@ -107,7 +108,7 @@ class Heat:
 
     def written(self, value: float) -> str:
         """The value as text, with decimals that fit the scale."""
-        decimals = max(0, 2 - math.floor(math.log10(self.high - self.low or 1.0)))
+        decimals = 0 if self.whole else max(0, 2 - math.floor(math.log10(self.high - self.low or 1.0)))
         return "" if math.isnan(value) else f"{value:.{decimals}f}"
 
     @property

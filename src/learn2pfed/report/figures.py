@@ -11,6 +11,7 @@ from learn2pfed.data.polynomial import BASE, FEATURES
 from learn2pfed.experiments.base import Column
 from learn2pfed.experiments.registry import find
 from learn2pfed.report.drawing import COLOURS, Dumbbell, Figure, Panel, Series
+from learn2pfed.report.image_figures import bytes_figure, confusion_figure, participation_figure, partition_figure
 from learn2pfed.report.tables import method_of, order, values_of
 from learn2pfed.results.records import Detail, Details, Results
 
@@ -229,7 +230,7 @@ def methods_figure(results: Results, details: Sequence[Detail]) -> Figure | None
     methods = list(dict.fromkeys(method_of(algorithm, variants) for algorithm in order(results)))
     panels = []
     for column in experiment.columns(rows):
-        if column.metric != "RMSE":
+        if column.metric not in LARGER_IS_BETTER:
             continue
         marks = []
         for place, variant in enumerate(("", *variants)):
@@ -237,10 +238,12 @@ def methods_figure(results: Results, details: Sequence[Detail]) -> Figure | None
             found = [values_of(rows, name, column) for name in names]
             values = [float(np.mean(entry)) if entry else None for entry in found]
             if any(found):
-                marks.append((variant or "own solver", COLOURS[place], values))
-        panels.append(Dumbbell(f"setting {column.setting}", methods, marks, "RMSE"))
+                marks.append((variant or ("own solver" if variants else "mean"), COLOURS[place], values))
+        metric = column.metric
+        panels.append(Dumbbell(f"setting {column.setting}", methods, marks, metric))
     shown, both = {name for panel in panels for name, _, _ in panel.marks}, " and ".join(variants)
-    caption = "Error of every method, mean over trials; smaller is better. " + _said(
+    better = "larger" if panels and LARGER_IS_BETTER[metric] else "smaller"
+    caption = f"Every method, mean over trials; {better} is better. " + _said(
         (len(shown & set(variants)) > 1, f"A grey line joins a baseline's errors with its two models, {both}."),
         ("own solver" in shown, "Methods with a solver of their own have one mark."),
     )
@@ -248,15 +251,17 @@ def methods_figure(results: Results, details: Sequence[Detail]) -> Figure | None
 
 
 def rounds_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
-    """The error of each baseline by round, first trial."""
+    """Each method with rounds, by round, first trial."""
     panels = []
-    for variant in find(results.experiment).variants(results.config):
+    metric = next((row.metric for row in results.rows if row.metric in LARGER_IS_BETTER), "")
+    for variant in find(results.experiment).variants(results.config) or ("",):
         for setting in _settings(details):
-            found = [d for d in details if d.setting == setting and d.algorithm.endswith(f", {variant}")]
+            of_variant = f", {variant}" if variant else ""
+            found = [d for d in details if d.setting == setting and d.algorithm.endswith(of_variant)]
             chosen = sorted(found, key=lambda d: find(results.experiment).rank(d.algorithm))
             series = tuple(
                 Series(
-                    d.algorithm.removesuffix(f", {variant}"),
+                    d.algorithm.removesuffix(of_variant),
                     d.series["rounds"],
                     d.series["curve"],
                     "line",
@@ -267,9 +272,10 @@ def rounds_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
                 if "curve" in d.series
             )
             if series:
-                panels.append(Panel(f"{variant} · setting {setting}", series, "round", "RMSE", log_y=True))
-    caption = "Error of every client's own model after a round, mean over clients. Only the last round counts."
-    return Figure("rounds", "Baselines by round, first trial", caption, tuple(panels)) if panels else None
+                title = f"{variant} · setting {setting}" if variant else setting
+                panels.append(Panel(title, series, "round", metric, log_y=not LARGER_IS_BETTER[metric]))
+    caption = f"{metric} of every client's own model after a round, mean over clients. Only the last round counts."
+    return Figure("rounds", "Round by round, first trial", caption, tuple(panels)) if panels else None
 
 
 def plane_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
@@ -376,6 +382,10 @@ ALWAYS = ("Learn2pFed", "Least squares")
 MOST_METHODS = 6
 
 
+LARGER_IS_BETTER = {"RMSE": False, "accuracy": True}
+"""What methods are compared by."""
+
+
 Maker = Callable[[Results, Sequence[Detail]], Figure | None]
 
 MAKERS: dict[str, tuple[Maker, ...]] = {
@@ -384,4 +394,5 @@ MAKERS: dict[str, tuple[Maker, ...]] = {
     "panels": (panels_figure,),
     "layers": (depth_figure, lagrangian_figure),
     "power": (methods_figure, forecasts_figure, lags_figure, clients_figure, plane_figure, rounds_figure),
+    "images": (methods_figure, participation_figure, bytes_figure, rounds_figure, partition_figure, confusion_figure),
 }

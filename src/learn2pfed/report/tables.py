@@ -116,7 +116,7 @@ def _entry(rows: Sequence[Row], method: str, column: Column, variant: str, varia
 def cost_table(results: Results) -> Table:
     """CPU seconds and encoded bytes of one fit, averaged over seeds, and over settings where these cost alike."""
     experiment = find(results.experiment)
-    judged = [row for row in results.rows if row.metric in ("RMSE", "MSE")]
+    judged = [row for row in results.rows if row.metric in ("RMSE", "MSE", "accuracy")]
     settings = list(dict.fromkeys(column.setting for column in experiment.columns(judged)))
     groups = [{setting} for setting in settings] if experiment.costs_by_setting else [set(settings)]
     body = []

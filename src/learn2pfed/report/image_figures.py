@@ -1,0 +1,104 @@
+"""What `run images` shows: who has which classes, what was shared over the rounds, what it cost, what was mistaken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from learn2pfed.experiments.base import Column
+from learn2pfed.experiments.registry import find
+from learn2pfed.report.drawing import COLOURS, Figure, Heat, Panel, Series
+from learn2pfed.report.tables import order
+from learn2pfed.results.records import Detail, Results
+
+COUNTS = ("#ffffff", "#9ecae1", "#08306b")
+"""From none to many."""
+
+MOST_CLIENTS = 4
+"""Clients whose mistakes are shown."""
+
+
+def _first(results: Results, details: Sequence[Detail], key: str) -> list[Detail]:
+    """The first trial's details that have `key`, settings in the order of the table."""
+    settings = list(dict.fromkeys(column.setting for column in find(results.experiment).columns(results.rows)))
+    found: dict[str, Detail] = {}
+    for detail in sorted(details, key=lambda detail: detail.seed):
+        if detail.series.get(key):
+            found.setdefault(detail.setting, detail)
+    return [found[setting] for setting in settings if setting in found]
+
+
+def partition_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
+    """Classes by clients."""
+    panels = []
+    for detail in _first(results, details, "counts"):
+        counts = np.array(detail.series["counts"])
+        clients = [str(i + 1) for i in range(counts.shape[1])]
+        classes = [f"class {c}" for c in range(len(counts))]
+        top = float(counts.max())
+        panels.append(Heat(detail.setting, classes, clients, counts.tolist(), 0.0, top, "images", COUNTS, whole=True))
+    caption = "How many images of each class each client has, for training and testing together, first trial."
+    return Figure("partition", "Who has which classes", caption, tuple(panels), 1) if panels else None
+
+
+def participation_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
+    """1 - s of every tensor, round by round."""
+    panels = []
+    for detail in _first(results, details, "shares"):
+        shares, blocks = np.array(detail.series["shares"]), np.array(detail.series["blocks"])
+        names = list(dict.fromkeys(blocks.tolist()))
+        shared = [(1 - shares[:, blocks == name].mean(1)).tolist() for name in names]
+        rounds = [str(t + 1) for t in range(len(shares))]
+        panels.append(Heat(detail.setting, names, rounds, shared, label="follows the others"))
+    caption = (
+        "Round by round, how far each tensor follows the others (1) or is the client's own (0), as learned from images "
+        "that were set aside. At 0 it is no longer sent."
+    )
+    return Figure("participation", "Learned participation", caption, tuple(panels), 1) if panels else None
+
+
+def bytes_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
+    """Accuracy against all that was sent so far."""
+    names, panels = order(results), []
+    for column in find(results.experiment).columns(results.rows):
+        if column.metric != "accuracy":
+            continue
+        series = []
+        for place, name in enumerate(names):
+            detail = next((d for d in details if (d.algorithm, d.setting) == (name, column.setting)), None)
+            sent = _megabytes(results, name, column)
+            if detail is None or not detail.series.get("curve") or not sent:
+                continue
+            rounds = np.array(detail.series["rounds"])
+            x = (rounds / rounds[-1] * sent).tolist()
+            ours = name == "Learn2pFed"
+            colour = "#222222" if ours else COLOURS[place % len(COLOURS)]
+            series.append(Series(name, x, detail.series["curve"], "line", colour, dashed=place >= len(COLOURS)))
+        if series:
+            panels.append(Panel(column.setting, tuple(series), "MB sent, both ways", "accuracy"))
+    caption = "Mean accuracy over clients against all bytes sent until then, to and from all clients; first trial."
+    return Figure("bytes", "Accuracy against communication", caption, tuple(panels), 2) if panels else None
+
+
+def _megabytes(results: Results, name: str, column: Column) -> float:
+    """What one fit sends, both ways."""
+    fitting = (row for row in results.rows if (row.algorithm, row.setting, row.metric) == (name, *column))
+    row = min(fitting, key=lambda row: row.seed, default=None)
+    return 0.0 if row is None else (row.bytes_up + row.bytes_down) / 1e6
+
+
+def confusion_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
+    """Of a few clients, what was taken for what."""
+    panels = []
+    for detail in _first(results, details, "confusion")[:1]:
+        for i, table in enumerate(detail.series["confusion"][:MOST_CLIENTS]):
+            classes = [str(c) for c in range(len(table))]
+            top = float(np.max(table))
+            panels.append(
+                Heat(
+                    f"client {i + 1}, {detail.setting}", classes, classes, table, 0.0, top, "images", COUNTS, whole=True
+                )
+            )
+    caption = "Test images by their class (row) and by what Learn2pFed takes them for (column), first trial."
+    return Figure("confusion", "Mistakes of a few clients", caption, tuple(panels), 1) if panels else None

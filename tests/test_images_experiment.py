@@ -1,0 +1,146 @@
+"""run images: every method, what is trained on and what judges, what figures get, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from learn2pfed.errors import Learn2pFedError
+from learn2pfed.experiments import images as module
+from learn2pfed.experiments.base import Done, Task
+from learn2pfed.experiments.images import METHODS, TITLES, ImagesConfig, ImagesExperiment, study_of
+from learn2pfed.report.figures import figures
+from learn2pfed.report.tables import tables
+from learn2pfed.results.records import Details, Results
+from learn2pfed.search import Span
+
+N_IMAGES = 600
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """Grey images of 12 x 12 pixels: each class brightens a place of its own."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(N_IMAGES) % 10
+    pixels = rng.integers(0, 120, (N_IMAGES, 12, 12))
+    for c in range(10):
+        pixels[labels == c, c : c + 3, 2:10] += 100
+
+    def idx(values: np.ndarray) -> bytes:
+        head = bytes((0, 0, 8, values.ndim)) + struct.pack(f">{values.ndim}I", *values.shape)
+        return gzip.compress(head + values.astype(np.uint8).tobytes())
+
+    made = tmp_path / "pictures"
+    made.mkdir()
+    for name, rows in (("train", slice(0, 300)), ("t10k", slice(300, None))):
+        (made / f"{name}-images-idx3-ubyte.gz").write_bytes(idx(pixels[rows]))
+        (made / f"{name}-labels-idx1-ubyte.gz").write_bytes(idx(labels[rows]))
+    return str(made)
+
+
+def config_of(folder: str, **changes: Any) -> ImagesConfig:
+    small = {"data": (folder,), "betas": (5.0,), "clients": (3, 5), "n_joining": 3, "model": "cnn-10-20", "n_seeds": 1}
+    return ImagesConfig.model_validate(small | {"n_rounds": 2, "some_rounds": 3} | changes)
+
+
+def done(config: ImagesConfig) -> dict[Task, Done]:
+    experiment = ImagesExperiment()
+    return {task: experiment.run(config, task) for task in experiment.tasks(config)}
+
+
+def test_every_method_runs_with_all_and_with_some_clients(folder: str) -> None:
+    config = config_of(folder)
+    found = done(config)
+    assert len(found) == 2 * len(METHODS)
+    assert [task.algorithm for task in found][: len(METHODS)] == list(TITLES.values())
+    for task, (rows, _) in found.items():
+        by_metric = {row.metric: row.value for row in rows}
+        assert 0 <= by_metric["accuracy"] <= 1
+        alone = task.algorithm == "Local-Only"
+        assert (by_metric["kB up a round"] == 0) == (by_metric["kB down a round"] == 0) == alone
+        assert ("clients that never took part" in by_metric) == task.setting.endswith("5 clients")
+    results = Results(
+        experiment="images",
+        preset="quick",
+        versions={},
+        config=config.model_dump(mode="json"),
+        rows=[row for rows, _ in found.values() for row in rows],
+    )
+    drawn = figures(results, Details(details=[detail for _, detail in found.values() if detail is not None]))
+    names = [figure.name for figure in drawn]
+    assert names == ["methods", "participation", "bytes", "rounds", "partition", "confusion"]
+    cost = next(table for table in tables(results) if table.title == "Cost of a fit")
+    assert len(cost.body) == 2 * len(METHODS)
+
+
+def test_what_is_kept_of_the_first_trial(folder: str) -> None:
+    config = config_of(folder, algorithms=("learn2pfed",), clients=(3,), n_seeds=2, n_rounds=4)
+    first, second = done(config).values()
+    assert second.detail is None
+    assert first.detail is not None
+    series = first.detail.series
+    assert np.array(series["shares"]).shape == (4, 6)
+    assert series["blocks"][-2:] == ["head.weight", "head.bias"]
+    assert np.array(series["shares"]).std() > 0
+    assert np.sum(series["counts"]) == N_IMAGES
+    confusion = np.array(series["confusion"])
+    accuracy = next(row.value for row in first.rows if row.metric == "accuracy")
+    own = confusion.diagonal(axis1=1, axis2=2).sum(1) / confusion.sum((1, 2))
+    assert own.mean() == pytest.approx(accuracy)
+
+
+def test_tuning_never_sees_a_test_image_and_the_table_trains_on_all_others(folder: str) -> None:
+    config = config_of(folder)
+    setting = next(iter(config.names().values()))
+    table, tuning = (study_of(config, setting, 7, tuning=tuning) for tuning in (False, True))
+    for one, two in zip(table.parts.test, tuning.parts.test, strict=True):
+        assert np.array_equal(one, two)
+    seen = np.concatenate([*tuning.parts.train, *tuning.parts.validation])
+    assert not set(seen.tolist()) & set(np.concatenate(tuning.parts.test).tolist())
+    assert sorted(seen.tolist()) == sorted(np.concatenate(table.parts.train).tolist())
+    assert len(tuning.judged.y) == sum(map(len, tuning.parts.validation))
+    assert len(table.judged.y) + len(table.train.y) == N_IMAGES
+
+
+def test_step_sizes_are_sought_where_these_networks_have_them(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment, config = ImagesExperiment(), config_of(folder)
+    spaces = experiment.tunable(config)
+    assert list(spaces) == [f"own.{name}" for name in METHODS]
+    assert spaces["own.fedavg-ft"]["ft_lr"] == spaces["own.learn2pfed"]["lr"] == Span(3e-4, 0.03)
+    assert set(spaces["own.own-frequencies"]) == {"lr"}
+    assert config.own["fedavg"]["lr"] == 1e-3
+    monkeypatch.setattr(module, "TUNING_IMAGES", N_IMAGES)
+    monkeypatch.setattr(module, "TUNING_ROUNDS", 1)
+    assert 0 <= experiment.validate(config_of(folder, betas=(50.0, 90.0)), "own.fedavg") <= 1
+
+
+def test_the_same_seed_gives_the_same_and_another_does_not(folder: str) -> None:
+    config = config_of(folder, algorithms=("learn2pfed",), clients=(3,))
+    task = ImagesExperiment().tasks(config)[0]
+    one, again, other = (ImagesExperiment().run(config, task._replace(seed=seed)).rows for seed in (0, 0, 1))
+    assert [row.value for row in one] == [row.value for row in again]
+    assert [row.value for row in one] != [row.value for row in other]
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"model": None}, "model: name a network for pictures: learn2pfed list models"),
+        ({"model": "lenet"}, "too small for this network"),
+        ({"head": "fc9"}, "no parameters in a part called 'fc9'; there are convolutions.0"),
+        ({"clients": (16,)}, "600 images can't be shared among 16 clients"),
+        ({"rule": "magic"}, "there is no rule 'magic'"),
+        ({"data": ("nowhere",)}, "there are no images 'nowhere'"),
+        ({"algorithms": ("magic",)}, "algorithms: unknown 'magic'"),
+        ({"own": {"learn2pfed": {"private": ["tail"]}}}, "private: the network has no layer 'tail'"),
+    ],
+    ids=str,
+)
+def test_what_cant_be_is_refused_before_anything_runs(folder: str, changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(Learn2pFedError, match=complaint):
+        ImagesExperiment().tasks(config_of(folder, **changes))
