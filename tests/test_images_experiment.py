@@ -14,6 +14,7 @@ from learn2pfed.errors import Learn2pFedError
 from learn2pfed.experiments import images as module
 from learn2pfed.experiments.base import Done, Task
 from learn2pfed.experiments.images import METHODS, TITLES, ImagesConfig, ImagesExperiment, study_of
+from learn2pfed.experiments.start_layer import StartLayerConfig, StartLayerExperiment
 from learn2pfed.report.figures import figures
 from learn2pfed.report.tables import tables
 from learn2pfed.results.records import Details, Results
@@ -144,3 +145,23 @@ def test_the_same_seed_gives_the_same_and_another_does_not(folder: str) -> None:
 def test_what_cant_be_is_refused_before_anything_runs(folder: str, changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(Learn2pFedError, match=complaint):
         ImagesExperiment().tasks(config_of(folder, **changes))
+
+
+def test_the_plug_in_starts_at_every_layer_with_either_backbone(folder: str) -> None:
+    experiment = StartLayerExperiment()
+    small = {"data": (folder,), "betas": (5.0,), "clients": (3,), "n_seeds": 1, "n_rounds": 2}
+    config = StartLayerConfig.model_validate(small | {"model": "cnn-10-20", "starts": ("convolutions.1", "head")})
+    found = {task.algorithm: experiment.run(config, task) for task in experiment.tasks(config)}
+    ratios = {
+        name: next(row.value for row in done.rows if row.metric == "shared ratio") for name, done in found.items()
+    }
+    assert list(found) == [
+        "from convolutions.1, local",
+        "from convolutions.1, shared",
+        "from head, local",
+        "from head, shared",
+    ]
+    assert ratios["from head, shared"] == ratios["from convolutions.1, shared"] == 1
+    assert 0 < ratios["from head, local"] < ratios["from convolutions.1, local"] < 1
+    with pytest.raises(Learn2pFedError, match=r"no layer 'fc3' with parameters; there are convolutions\.0"):
+        experiment.tasks(config.model_copy(update={"starts": ("fc3",)}))

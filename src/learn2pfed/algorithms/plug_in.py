@@ -40,11 +40,14 @@ from learn2pfed.tasks import Task
 from learn2pfed.unrolled.cell import State, Theta, alpha_step, contribution, v_gradient_step, z_step
 from learn2pfed.unrolled.theta import THETA_MAX
 
+Backbone = Literal["local", "shared"]
+"""Whether only the head travels, or the body too."""
+
 
 class PlugInSettings(RoundSettings):
     """The paper's: L = 10; ρ, η and γ start alike, p and θ at 1."""
 
-    backbone: Literal["local", "shared"] = Field("local", description="whether only the head travels, or the body too")
+    backbone: Backbone = Field("local", description="whether only the head travels, or the body too")
     set_aside: float = Field(0.0, ge=0, lt=1, description="share of a client's rows by which Θ is learned; 0: by all")
     n_steps: int = Field(20, ge=1, description="R, batches a round")
     n_cells: int = Field(10, ge=1, description="L, cells a round")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from pydantic import BeforeValidator, Field
+from torch import nn
 
 from learn2pfed.algorithms.registry import BASELINES, OURS, method_named
 from learn2pfed.algorithms.rounds import Rounds
@@ -18,9 +19,10 @@ from learn2pfed.data.images import SOURCES, Images, load_images
 from learn2pfed.data.partition import Partition, partition, samples
 from learn2pfed.engines.rounds import Simulator, marks_of
 from learn2pfed.errors import Learn2pFedError
-from learn2pfed.experiments.base import Column, Done, Task, Trials, over_clients, rows_of
+from learn2pfed.experiments.base import Column, Done, Task, Trials, by_setting_and_metric, over_clients, rows_of
 from learn2pfed.experiments.comparing import (
     Comparison,
+    Fitted,
     OwnSettings,
     ProtocolConfig,
     every_method,
@@ -30,6 +32,7 @@ from learn2pfed.experiments.comparing import (
     spaces_of,
 )
 from learn2pfed.models.modules import build
+from learn2pfed.models.network import Network
 from learn2pfed.results.records import Detail, Row, rounded
 from learn2pfed.search import Space, Span
 from learn2pfed.tasks import Classification
@@ -57,8 +60,8 @@ POINTS = 6
 """Rounds after which the first trial is looked at."""
 
 
-class ImagesConfig(Trials, ProtocolConfig):
-    """What can be set; `own.` holds the methods' own settings."""
+class SharedOut(Trials, ProtocolConfig):
+    """Images shared out among clients, and the protocol."""
 
     data: tuple[str, ...] = Field(
         tuple(MODELS), min_length=1, description=f"{', '.join(SOURCES)}, or a path of such files"
@@ -72,11 +75,8 @@ class ImagesConfig(Trials, ProtocolConfig):
     rule: str = Field("dirichlet", description="how images are shared out: dirichlet, pfllib, fl-bench")
     n_images: int | None = Field(None, ge=1, description="images in all, drawn with the trial's seed; none: all")
     model: str | None = Field(None, description="learn2pfed list models, or package.module:function; none: the paper's")
-    head: str | None = Field("head", coerce_numbers_to_str=True, description="the part that FedPer and FedRep keep")
     engine: Literal["simulation", "plain"] = Field("simulation", description="in memory, or through encoded messages")
     n_seeds: int = Field(3, ge=1, description="trials (--seeds)")
-    algorithms: tuple[str, ...] = Field(METHODS, min_length=1, description="methods (--algorithms)")
-    own: Annotated[OwnSettings, BeforeValidator(every_method(METHODS, **START))] = Field({}, validate_default=True)
 
     def names(self) -> dict[str, Setting]:
         """Settings by name, as "cifar10, 0.1, 10 clients"."""
@@ -86,6 +86,14 @@ class ImagesConfig(Trials, ProtocolConfig):
             for data in self.data
             for beta in self.betas
         }
+
+
+class ImagesConfig(SharedOut):
+    """What can be set; `own.` holds the methods' own settings."""
+
+    head: str | None = Field("head", coerce_numbers_to_str=True, description="the part that FedPer and FedRep keep")
+    algorithms: tuple[str, ...] = Field(METHODS, min_length=1, description="methods (--algorithms)")
+    own: Annotated[OwnSettings, BeforeValidator(every_method(METHODS, **START))] = Field({}, validate_default=True)
 
 
 class Setting(NamedTuple):
@@ -111,7 +119,7 @@ def _images(source: str) -> Images:
     return load_images(source)
 
 
-def study_of(config: ImagesConfig, setting: Setting, seed: int, tuning: bool = False) -> Study:
+def study_of(config: SharedOut, setting: Setting, seed: int, tuning: bool = False) -> Study:
     """Who has which images: to tune, the validation part judges, and nothing is seen of the test part."""
     images = _images(setting.data)
     n_images = config.n_images if config.n_images is None else min(config.n_images, len(images))
@@ -124,19 +132,31 @@ def study_of(config: ImagesConfig, setting: Setting, seed: int, tuning: bool = F
     return Study(images, parts, train, judged, min(1.0, config.n_joining / setting.n_clients))
 
 
-def algorithm_of(config: ImagesConfig, name: str, study: Study, seed: int) -> Rounds:
-    """A method with the network of its data."""
-    shape = tuple(study.train.X.shape[1:])
+def algorithm_of(
+    config: SharedOut, name: str, own: dict[str, Any], study: Study, seed: int, head: str | None = "head"
+) -> Rounds:
+    """A method with the network of its data; its head is one layer."""
+    return with_network(config, name, own, study, seed, lambda module: Network(module, head))
+
+
+def with_network(
+    config: SharedOut,
+    name: str,
+    own: dict[str, Any],
+    study: Study,
+    seed: int,
+    headed: Callable[[nn.Module], Network],
+) -> Rounds:
+    """A method with the network of its data, whose head is chosen by `headed`."""
+    n_classes = study.images.n_classes
     model = config.model or MODELS.get(study.images.name)
     if model is None:
         raise Learn2pFedError(f"model: name a network for {study.images.name}: learn2pfed list models.")
-    network = build(model, shape, study.images.n_classes, seed, config.head)
+    network = headed(build(model, tuple(study.train.X.shape[1:]), n_classes, seed, head=None).module)
     n_rows = int(np.median(study.train.sizes))
     if study.join < 1:
         config = config.model_copy(update={"n_rounds": config.some_rounds})
-    return config.algorithm(
-        name, config.own[name], study.join, seed, network, Classification(study.images.n_classes), n_rows
-    )
+    return config.algorithm(name, own, study.join, seed, network, Classification(n_classes), n_rows)
 
 
 class ImagesExperiment(Comparison):
@@ -170,7 +190,7 @@ class ImagesExperiment(Comparison):
         for setting in config.names().values():  # refuses what can't be, before anything runs
             study = study_of(config, setting, config.first_seed)
             for name in config.algorithms:
-                algorithm_of(config, name, study, config.first_seed).check(study.train)
+                algorithm_of(config, name, config.own[name], study, config.first_seed, config.head).check(study.train)
         return [
             Task(setting, TITLES[name], seed)
             for setting in config.names()
@@ -182,7 +202,8 @@ class ImagesExperiment(Comparison):
     def run(self, config: ImagesConfig, task: Task) -> Done:
         """Fit, and judge on the test images."""
         study = study_of(config, config.names()[task.setting], task.seed)
-        algorithm = algorithm_of(config, self.name_of(task.algorithm), study, task.seed)
+        name = self.name_of(task.algorithm)
+        algorithm = algorithm_of(config, name, config.own[name], study, task.seed, config.head)
         first = task.seed == config.first_seed
         n_rounds = algorithm.settings.n_rounds
         shares: list[list[float]] = []
@@ -194,14 +215,7 @@ class ImagesExperiment(Comparison):
 
         at = looks(n_rounds, POINTS) if first else ()
         fitted = fit(algorithm, config.engine, study.train, study.judged, at, watch)
-        measured = over_clients("accuracy", fitted.marks, study.judged.sizes, larger_is_better=True)
-        traffic = fitted.outcome.traffic
-        measured |= {
-            "kB up a round": traffic.bytes_up / n_rounds / 1000,
-            "kB down a round": traffic.bytes_down / n_rounds / 1000,
-        }
-        if study.join < 1:
-            measured |= never_joined(fitted.outcome)
+        measured = measures(fitted, study, n_rounds)
         series: dict[str, Any] = dict(fitted.series) if first else {}
         if first and isinstance(algorithm, WholeNetwork) and algorithm.learns:
             series |= {"shares": [rounded(now) for now in shares], "blocks": list(algorithm.names)}
@@ -223,25 +237,36 @@ class ImagesExperiment(Comparison):
         found = []
         for setting in small.names().values():
             study = study_of(small, setting, TUNING_SEED, tuning=True)
-            algorithm = algorithm_of(small, key.partition(".")[2], study, TUNING_SEED)
+            name = key.partition(".")[2]
+            algorithm = algorithm_of(small, name, config.own[name], study, TUNING_SEED, config.head)
             found.append(1 - fit(algorithm, config.engine, study.train, study.judged).marks.mean())
         return float(np.mean(found))
 
     def columns(self, rows: Sequence[Row]) -> list[Column]:
-        """Each metric over the settings, in the order in which they ran."""
-        metrics, settings = (list(dict.fromkeys(getattr(row, key) for row in rows)) for key in ("metric", "setting"))
-        order = {(metric, setting): place for place, (metric, setting) in enumerate(_pairs(metrics, settings))}
-        return sorted(super().columns(rows), key=lambda column: order[column.metric, column.setting])
+        """Each metric over the settings."""
+        return columns_of(rows)
 
 
-def _pairs(metrics: Sequence[str], settings: Sequence[str]) -> list[tuple[str, str]]:
-    """By metric; fewer clients first, then by data and Dirichlet parameter."""
+def columns_of(rows: Sequence[Row]) -> list[Column]:
+    """Each metric over the settings: fewer clients first, then by data and Dirichlet parameter."""
+    metrics = list(dict.fromkeys(row.metric for row in rows))
 
-    def place(setting: str) -> tuple[int, str, float]:
-        data, beta, clients = setting.rsplit(", ", 2)
-        return int(clients.split()[0]), data, float(beta)
+    def place(column: Column) -> tuple[int, int, str, float]:
+        data, beta, clients = column.setting.rsplit(", ", 2)
+        return metrics.index(column.metric), int(clients.split()[0]), data, float(beta)
 
-    return [(metric, setting) for metric in metrics for setting in sorted(settings, key=place)]
+    return sorted(by_setting_and_metric(rows), key=place)
+
+
+def measures(fitted: Fitted, study: Study, n_rounds: int) -> dict[str, float]:
+    """Accuracy over clients, and what a round sends, all clients together."""
+    traffic = fitted.outcome.traffic
+    return {
+        **over_clients("accuracy", fitted.marks, study.judged.sizes, larger_is_better=True),
+        "kB up a round": traffic.bytes_up / n_rounds / 1000,
+        "kB down a round": traffic.bytes_down / n_rounds / 1000,
+        **(never_joined(fitted.outcome) if study.join < 1 else {}),
+    }
 
 
 def confusion(algorithm: Rounds, models: torch.Tensor, study: Study) -> list[list[list[int]]]:

@@ -395,4 +395,5 @@ MAKERS: dict[str, tuple[Maker, ...]] = {
     "layers": (depth_figure, lagrangian_figure),
     "power": (methods_figure, forecasts_figure, lags_figure, clients_figure, plane_figure, rounds_figure),
     "images": (methods_figure, participation_figure, bytes_figure, rounds_figure, partition_figure, confusion_figure),
+    "start-layer": (methods_figure, bytes_figure, rounds_figure),
 }
