@@ -14,6 +14,7 @@ from learn2pfed.errors import Learn2pFedError
 from learn2pfed.experiments import images as module
 from learn2pfed.experiments.base import Done, Task
 from learn2pfed.experiments.images import METHODS, TITLES, ImagesConfig, ImagesExperiment, study_of
+from learn2pfed.experiments.resources import ResourcesConfig, ResourcesExperiment
 from learn2pfed.experiments.start_layer import StartLayerConfig, StartLayerExperiment
 from learn2pfed.report.figures import figures
 from learn2pfed.report.tables import tables
@@ -165,3 +166,23 @@ def test_the_plug_in_starts_at_every_layer_with_either_backbone(folder: str) -> 
     assert 0 < ratios["from head, local"] < ratios["from convolutions.1, local"] < 1
     with pytest.raises(Learn2pFedError, match=r"no layer 'fc3' with parameters; there are convolutions\.0"):
         experiment.tasks(config.model_copy(update={"starts": ("fc3",)}))
+
+
+def test_what_a_round_asks_of_a_client() -> None:
+    experiment = ResourcesExperiment()
+    config = ResourcesConfig(data=("fashion-mnist",), n_rows=40, algorithms=("local-only", "fedavg", "ditto"), epochs=1)
+    found = {
+        task.algorithm: {row.metric: row.value for row in experiment.run(config, task).rows}
+        for task in experiment.tasks(config)
+    }
+    assert found["Ditto"]["GFLOP"] == pytest.approx(3 * found["FedAvg"]["GFLOP"])  # one epoch of w, two of v
+    # 40 images, forward and twice that backward but for the first layer's input
+    first, second, head = 28 * 28 * 250 * 2, 10 * 10 * 250 * 20 * 2, 5000 * 2
+    assert found["FedAvg"]["GFLOP"] == pytest.approx(40 * (2 * first + 3 * (second + head)) / 1e9, rel=1e-6)
+    assert found["FedAvg"]["kB sent"] == pytest.approx(4 * 10.29, abs=0.2)
+    assert found["Local-Only"]["kB sent"] == found["Local-Only"]["kB heard"] == found["FedAvg"]["MB kept"] == 0
+    assert found["Ditto"]["MB kept"] == pytest.approx(3 * 4 * 0.01029, abs=1e-3)  # v and what Adam remembers
+    one_image = 4 * (784 + 10 * 28 * 28) / 1e6  # itself and what the first layer makes of it
+    assert 40 * one_image < found["FedAvg"]["MB at most"] < 40 * 5 * one_image
+    with pytest.raises(Learn2pFedError, match="data: unknown 'mnist'; there are cifar10, fashion-mnist"):
+        experiment.tasks(config.model_copy(update={"data": ("mnist",)}))

@@ -25,6 +25,7 @@ from learn2pfed.experiments.layers import LayersExperiment
 from learn2pfed.experiments.panels import PanelsExperiment
 from learn2pfed.experiments.polynomial import PolynomialExperiment, QualityExperiment
 from learn2pfed.experiments.power import PowerExperiment
+from learn2pfed.experiments.resources import ResourcesExperiment
 from learn2pfed.experiments.start_layer import StartLayerExperiment
 
 Item = TypeVar("Item")
@@ -42,6 +43,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         JoiningExperiment(),
         ImagesExperiment(),
         StartLayerExperiment(),
+        ResourcesExperiment(),
     )
 }
 
