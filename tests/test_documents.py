@@ -48,6 +48,14 @@ def test_a_network_of_ones_own_is_run_as_the_document_says(tmp_path: Path, monke
     assert sent[0] < sent[1]  # without a head all of it is shared
 
 
+def test_the_plug_in_is_attached_as_the_document_says() -> None:
+    names: dict[str, Any] = {}
+    (code,) = snippets("docs/images.md")
+    exec(compile(code, "images.md", "exec", dont_inherit=True), names)
+    assert names["network"].head == ("2",)
+    assert names["outcome"].models.shape == (2, names["network"].n_parameters)
+
+
 def test_the_speeds_in_the_document_are_those_of_the_file() -> None:
     (shown,) = re.findall(r"<!-- file:benchmarks/rounds.txt -->\n\n```text\n(.*?)```", DOCUMENT, re.DOTALL)
     kept = (ROOT / "docs" / "benchmarks" / "rounds.txt").read_text().splitlines()
