@@ -115,12 +115,13 @@ def _work(chosen: Experiment, config: Any, folder: RunFolder, tasks: list[Task],
     """Do what is left to do, with a bar, and a line whenever a method is through with a setting."""
     with progress_bar() as bar:
         shown = bar.add_task(chosen.title, total=len(tasks), completed=len(tasks) - len(todo))
-        for task, (rows, detail) in run_all(chosen, config, todo, jobs):
+        for task, (rows, detail) in run_all(chosen, config, todo, jobs, folder.partial):
             folder.add(rows, detail)
             bar.advance(shown)
             group = _group(folder, task)
             if len({row.seed for row in group}) == sum(other[:2] == task[:2] for other in tasks):
                 bar.console.print(_line(task, group), highlight=False, soft_wrap=True)
+    folder.tidy()
 
 
 def _group(folder: RunFolder, task: Task) -> list[Row]:

@@ -18,6 +18,7 @@ from learn2pfed.data.federated import Samples
 from learn2pfed.engines.plain import run_plain
 from learn2pfed.engines.rounds import Simulator, marks_of, run_rounds
 from learn2pfed.errors import DivergenceError, Learn2pFedError, SettingError, instead
+from learn2pfed.experiments import checkpoints
 from learn2pfed.experiments.base import Column, Config, Experiment, by_setting_and_metric
 from learn2pfed.models.network import Network
 from learn2pfed.results.records import Row, rounded
@@ -137,6 +138,7 @@ class Fitted(NamedTuple):
     marks: NDArray[np.float64]  # (M,), each client's mean mark on its own test samples
     curve: Points  # the metric after some rounds
     seconds: float  # CPU time, without scoring
+    watched: list[Any]  # what was noted after every round
 
     @property
     def series(self) -> dict[str, Any]:
@@ -150,35 +152,45 @@ def fit(
     train: Samples,
     test: Samples,
     rounds: Collection[int] = (),
-    watch: Callable[[int, Simulator], None] | None = None,
+    watch: Callable[[Simulator], Any] | None = None,
 ) -> Fitted:
     """All clients are judged, and the models of the last round count; what is seen along the way chooses nothing.
 
-    After some rounds the metric is noted; `watch` is shown the state after every round, by the engine that has it all.
+    After some rounds the metric is noted, and after every round what `watch` makes of the state, as JSON has it. In the
+    simulator a fit that was stopped goes on where it was (see `checkpoints`).
     """
-    curve: Points = {}
-    looking = 0.0
+    path = checkpoints.place() if engine == "simulation" else None
+    stop = None if path is None else checkpoints.get(path, Simulator(algorithm, train).snapshot())
+    curve: Points = {int(t): value for t, value in stop.notes["curve"]} if stop else {}
+    watched: list[Any] = stop.notes["watched"] if stop else []
+    earlier, looking, begun, put = stop.notes["seconds"] if stop else 0.0, 0.0, time.process_time(), time.monotonic()
+
+    def spent() -> float:
+        return float(earlier + time.process_time() - begun - looking)
 
     def observe(t: int, simulator: Simulator, personal: Any) -> None:
-        nonlocal looking
+        nonlocal looking, put
+        since = time.process_time()
         if watch is not None:
-            watch(t, simulator)
+            watched.append(watch(simulator))
         if t in rounds:
-            begun = time.process_time()
             curve[t] = float(algorithm.task.value(torch.from_numpy(_means(algorithm, personal(), train, test))).mean())
-            looking += time.process_time() - begun
+        looking += time.process_time() - since
+        if path is not None and time.monotonic() - put > checkpoints.EVERY:
+            notes = {"curve": list(curve.items()), "watched": watched, "seconds": spent()}
+            checkpoints.put(path, checkpoints.Stop(simulator.snapshot(), notes))
+            put = time.monotonic()
 
-    begun = time.process_time()
     if engine == "plain":
         outcome = run_plain(algorithm, train)
     else:
-        outcome = run_rounds(algorithm, train, observe=observe if rounds or watch else None)
-    seconds = time.process_time() - begun - looking
+        outcome = run_rounds(algorithm, train, observe=observe, start=stop.snapshot if stop else None)
+    seconds = spent()
     if outcome.missing:
         raise DivergenceError(
             f"{algorithm.title}: {len(outcome.missing)} client(s) left the finite numbers: lower the step size."
         )
-    return Fitted(outcome, _means(algorithm, outcome.models, train, test), curve, seconds)
+    return Fitted(outcome, _means(algorithm, outcome.models, train, test), curve, seconds, watched)
 
 
 def _means(algorithm: Rounds, models: torch.Tensor, train: Samples, test: Samples) -> NDArray[np.float64]:

@@ -206,19 +206,14 @@ class ImagesExperiment(Comparison):
         algorithm = algorithm_of(config, name, config.own[name], study, task.seed, config.head)
         first = task.seed == config.first_seed
         n_rounds = algorithm.settings.n_rounds
-        shares: list[list[float]] = []
-
-        def watch(t: int, simulator: Simulator) -> None:
-            if isinstance(algorithm, WholeNetwork):
-                server = simulator.server
-                shares.append(torch.where(server.private, 1.0, server.logit.sigmoid()).tolist())
-
+        learns = isinstance(algorithm, WholeNetwork) and algorithm.learns
         at = looks(n_rounds, POINTS) if first else ()
+        watch = shares_of if first and learns else None
         fitted = fit(algorithm, config.engine, study.train, study.judged, at, watch)
         measured = measures(fitted, study, n_rounds)
         series: dict[str, Any] = dict(fitted.series) if first else {}
-        if first and isinstance(algorithm, WholeNetwork) and algorithm.learns:
-            series |= {"shares": [rounded(now) for now in shares], "blocks": list(algorithm.names)}
+        if first and isinstance(algorithm, WholeNetwork) and learns:
+            series |= {"shares": fitted.watched, "blocks": list(algorithm.names)}
             series["confusion"] = confusion(algorithm, fitted.outcome.models, study)
             series["counts"] = study.parts.counts(study.images.labels).tolist()
         detail = Detail(**task._asdict(), series=series) if series else None
@@ -256,6 +251,13 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
         return metrics.index(column.metric), int(clients.split()[0]), data, float(beta)
 
     return sorted(by_setting_and_metric(rows), key=place)
+
+
+def shares_of(simulator: Simulator) -> list[float]:
+    """s of every block, 1 where it went private."""
+    server = simulator.server
+    found: list[float] = rounded(torch.where(server.private, 1.0, server.logit.sigmoid()).tolist())
+    return found
 
 
 def measures(fitted: Fitted, study: Study, n_rounds: int) -> dict[str, float]:

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from learn2pfed.errors import Learn2pFedError, instead, sentence
 from learn2pfed.experiments.ablation import AblationExperiment
 from learn2pfed.experiments.base import Config, Done, Experiment, Task
+from learn2pfed.experiments.checkpoints import kept_in
 from learn2pfed.experiments.images import ImagesExperiment
 from learn2pfed.experiments.joining import JoiningExperiment
 from learn2pfed.experiments.layers import LayersExperiment
@@ -164,18 +165,21 @@ def _unknown(name: str, place: int, tree: dict[str, Any]) -> Learn2pFedError:
     return Learn2pFedError(f"There is no setting {name!r}; there are {known}.")
 
 
-def work(name: str, config: dict[str, Any], task: Task) -> Done:
+def work(name: str, config: dict[str, Any], partial_in: Path | None, task: Task) -> Done:
     """One task, in a process of its own; a complaint says which task it was."""
     experiment = find(name)
     try:
-        return experiment.run(experiment.config_class.model_validate(config), task)
+        with kept_in(partial_in, task):
+            return experiment.run(experiment.config_class.model_validate(config), task)
     except Learn2pFedError as error:
         raise type(error)(f"{task.algorithm}, setting {task.setting}, seed {task.seed}: {error}") from error
 
 
-def run_all(experiment: Experiment, config: Config, tasks: list[Task], n_jobs: int) -> Iterator[tuple[Task, Done]]:
-    """Do the tasks on `n_jobs` processes of one thread each and yield each as it ends."""
-    return spread(partial(work, experiment.name, config.model_dump()), tasks, n_jobs)
+def run_all(
+    experiment: Experiment, config: Config, tasks: list[Task], n_jobs: int, partial_in: Path | None = None
+) -> Iterator[tuple[Task, Done]]:
+    """Do the tasks on `n_jobs` processes of one thread each and yield each as it ends; what is not done rests there."""
+    return spread(partial(work, experiment.name, config.model_dump(), partial_in), tasks, n_jobs)
 
 
 def spread(work: Callable[[Item], Gift], tasks: list[Item], n_jobs: int) -> Iterator[tuple[Item, Gift]]:

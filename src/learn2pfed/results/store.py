@@ -1,9 +1,13 @@
-"""A run folder: config.toml, results.json, details.json, figures/, report.html. Files appear whole or not at all."""
+"""A run folder: config.toml, results.json, details.json, figures/, report.html, and partial/ while fits are under way.
+
+Files appear whole or not at all.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -125,6 +129,11 @@ class RunFolder:
         folder._write("config.toml", to_toml(old.config))
         return folder
 
+    @property
+    def partial(self) -> Path:
+        """Where fits rest that are not done yet."""
+        return self.path / "partial"
+
     def add(self, rows: list[Row], detail: Detail | None) -> None:
         """Keep one fit."""
         self.results.rows.extend(rows)
@@ -137,10 +146,15 @@ class RunFolder:
     def discard_if_empty(self) -> None:
         """Leave nothing behind where nothing was measured."""
         if not self.results.rows:
+            self.tidy()
             for name in ("config.toml", "details.json", "results.json"):
                 (self.path / name).unlink(missing_ok=True)
             if not any(self.path.iterdir()):
                 self.path.rmdir()
+
+    def tidy(self) -> None:
+        """Nothing is under way any more."""
+        shutil.rmtree(self.partial, ignore_errors=True)
 
     def save(self) -> None:
         """Write both files, whole."""

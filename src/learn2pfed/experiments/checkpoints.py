@@ -1,0 +1,76 @@
+"""A long fit on disk between two rounds, so that a run that was stopped goes on where it stopped: never pickled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors
+from safetensors.torch import save
+from torch import Tensor
+
+from learn2pfed.algorithms.base import Traffic, tree
+from learn2pfed.engines.rounds import Snapshot
+from learn2pfed.experiments.base import Task
+from learn2pfed.results.store import write_whole
+
+EVERY = 60.0
+"""Seconds from one state on disk to the next."""
+
+_place: ContextVar[Path | None] = ContextVar("_place", default=None)
+
+
+@contextmanager
+def kept_in(folder: Path | None, task: Task) -> Iterator[None]:
+    """While this task runs, its state rests in the folder; when it is done, nothing is left there."""
+    name = hashlib.sha256(json.dumps(task).encode()).hexdigest()[:16]
+    place = None if folder is None else folder / f"{name}.safetensors"
+    token = _place.set(place)
+    try:
+        yield
+    finally:
+        _place.reset(token)
+    if place is not None:
+        place.unlink(missing_ok=True)
+
+
+def place() -> Path | None:
+    """Where the state of this fit rests, if anywhere."""
+    return _place.get()
+
+
+class Stop(NamedTuple):
+    """Where a fit stopped."""
+
+    snapshot: Snapshot
+    notes: dict[str, Any]  # what was seen until then, as JSON has it
+
+
+def put(path: Path, stop: Stop) -> None:
+    """All tensors by their place in the state; everything else beside them as JSON."""
+    state = stop.snapshot
+    tensors: list[Tensor] = []
+    for part in (state.server, state.kept, state.joined):
+        tree(tensors.append, part)
+    traffic = [state.traffic.bytes_up, state.traffic.bytes_down, state.traffic.n_exchanges]
+    said = {"round": state.round, "traffic": traffic, "missing": list(state.missing.items()), "notes": stop.notes}
+    named = {str(place): tensor.clone().contiguous() for place, tensor in enumerate(tensors)}
+    write_whole(path, save(named, {"said": json.dumps(said)}))
+
+
+def get(path: Path, like: Snapshot) -> Stop | None:
+    """What was put there, in the form of a state at the beginning; None where there is nothing that can be used."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            said = json.loads(file.metadata()["said"])
+            rest = iter([file.get_tensor(str(place)) for place in range(len(file.keys()))])
+    except (OSError, safetensors.SafetensorError, KeyError, ValueError, TypeError):
+        return None
+    server, kept, joined = (tree(lambda _: next(rest), part) for part in (like.server, like.kept, like.joined))
+    traffic, missing = Traffic(*said["traffic"]), {int(i): count for i, count in said["missing"]}
+    return Stop(Snapshot(said["round"], server, kept, joined, traffic, missing), said["notes"])
