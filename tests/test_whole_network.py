@@ -47,7 +47,7 @@ def whole(network: Network | None = None, **changes: Any) -> WholeNetwork:
     return WholeNetwork(WholeNetworkSettings.of(**settings), mlp() if network is None else network, CLASSES)
 
 
-FIXED: dict[str, Any] = {"own_frequencies": False, "set_aside": 0.0, "share": 0.0, "final_epochs": 0}
+FIXED: dict[str, Any] = {"own_frequencies": False, "set_aside": 0.0, "share": 0.0, "remember": 0.0, "final_epochs": 0}
 
 
 def test_all_private_is_local_only() -> None:
@@ -120,6 +120,22 @@ def test_private_blocks_are_sent_to_nobody_but_newcomers(run: Callable[..., Outc
     assert down == pytest.approx((saved + 4 - never) * head, abs=128)
     body = found.models[:, ~algorithm.network.is_head]
     assert (body == body[0]).all()
+
+
+def test_what_a_client_remembers_is_the_mean_of_its_rounds_the_later_the_more() -> None:
+    algorithm, data = whole(share=1.0, remember=0.5, set_aside=0.0, n_rounds=9), clients()
+    kept = algorithm.begin()
+    local = home(algorithm, data, (0,), axis=False)
+    told = [
+        torch.linspace(-1, 1, algorithm.network.n_parameters, dtype=torch.float64) * scale for scale in (0.1, 0.3, 0.5)
+    ]
+    moves = []
+    for w in told:
+        heard = algorithm.tells(algorithm.opening(4)._replace(w=w), (0,))[0][0]
+        kept, _ = algorithm.work(kept, local, heard)
+        moves.append(kept.own - w)
+    expected = (moves[0] + 2 * moves[1] + 4 * moves[2]) / 7
+    torch.testing.assert_close(kept.moved / kept.weight, expected, rtol=0, atol=1e-12)
 
 
 def test_a_block_goes_private_where_s_passes_the_limit_and_stays_so() -> None:

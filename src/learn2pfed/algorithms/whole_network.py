@@ -1,6 +1,6 @@
 """Learn2pFed for whole networks: every tensor learns how far it is the client's own.
 
-Objective:  client i predicts with  v_i = w + o_i + s ∘ (u_i - w - o_i),  u_i = w + o_i trained on the client's rows;
+Objective:  client i predicts with  v_i = w + o_i + s ∘ d_i,  d_i what training on the client's rows makes of w + o_i;
 s, one number in [0, 1] for each block of parameters, minimises the loss of the v_i on rows that were set aside.
 
 In the cell's terms s = η / (Λ + η): 0 follows the others, 1 is the client's own. o_i needs no learning: log class
@@ -8,16 +8,17 @@ frequencies of the client's rows, added to the last bias, so that what is shared
 
 Update:
 1. client: u_i by E epochs from w + o_i on the rows that are not set aside; blocks that went private start where the
-   client left them.
-2. client: g_ij = ⟨∇F_i(v_i)_j, (u_i - w - o_i)_j⟩ for each block j, F_i over the rows set aside: the slope of s_j.
+   client left them. d_i is the mean of u_i - w - o_i over the rounds that it took part in, a round counting β times as
+   much as the next (`remember`): what one round draws at random goes, what is the client's own stays.
+2. client: g_ij = ⟨∇F_i(v_i)_j, d_ij⟩ for each block j, F_i over the rows set aside: the slope of s_j.
 3. client sends u_i - o_i in the blocks that are shared, and g_i.
 4. server: w = Σ n_i (u_i - o_i) / Σ n_i;  logit(s) by Adam on the mean of the g_i;  a block whose s passes `private_at`
    goes private: from then on it is neither sent nor averaged.
 
 At the end every client takes step 1 once more, on all its rows, and has v_i.
 
-Corners, without o_i and with s held fixed: s = 0 is FedAvg; s = 1 FedAvg + FT; s = 0 with a private head FedPer; all
-private Local-Only; one s between for all blocks keeps as much of u_i as Ditto's λ does, in one number.
+Corners, without o_i and β, and with s held fixed: s = 0 is FedAvg; s = 1 FedAvg + FT; s = 0 with a private head FedPer;
+all private Local-Only; one s between for all blocks keeps as much of u_i as Ditto's λ does, in one number.
 """
 
 from __future__ import annotations
@@ -53,6 +54,9 @@ class WholeNetworkSettings(LocalSettings):
     head_blocks: Annotated[Literal["tensor", "parameter"], Choice(("tensor", "parameter"))] = Field(
         "tensor", description="whether each tensor of the head is a block, or each of its parameters"
     )
+    remember: Annotated[float, Choice((0.0, 0.5, 0.8))] = Field(
+        0.8, ge=0, lt=1, description="β; 0: the last round alone"
+    )
     final_epochs: Annotated[int, Choice((1, 2, 5))] = Field(2, ge=0, description="epochs of the last u_i")
 
 
@@ -60,6 +64,8 @@ class Kept(NamedTuple):
     """What a client keeps."""
 
     own: Tensor  # (P,), its last u_i - o_i
+    moved: Tensor  # (P,), Σ of u_i - w - o_i, weighted
+    weight: Tensor  # (1,), of that sum
 
 
 class Server(NamedTuple):
@@ -77,7 +83,7 @@ class WholeNetwork(Rounds):
 
     name = "learn2pfed"
     title = "Learn2pFed"
-    objective = "v_i = w + o_i + s ∘ (u_i - w - o_i), s by rows set aside"
+    objective = "v_i = w + o_i + s ∘ d_i, s by rows set aside"
     citation = "Learn2pFed, every tensor"
     settings: WholeNetworkSettings
     settings_class = WholeNetworkSettings
@@ -126,7 +132,8 @@ class WholeNetwork(Rounds):
 
     def begin(self) -> Kept:
         """The common start."""
-        return Kept(self.network.start)
+        start = self.network.start
+        return Kept(start, torch.zeros_like(start), start.new_zeros(1))
 
     def opening(self, n_clients: int) -> Server:
         """s = ½, or as it is fixed."""
@@ -176,16 +183,25 @@ class WholeNetwork(Rounds):
     def work(self, kept: Kept, local: Local, heard: Message) -> tuple[Kept, Message]:
         """Steps 1 to 3."""
         start, share, shared = self.common(kept, local, heard)
-        offset = self.offset(local)
         seen = replace(local, set_aside=self.settings.set_aside)
-        u, _ = seen.descend(start + offset, seen.batches(self.settings.epochs), self.optimizer)
-        moved = u - start - offset
-        slope = u.new_zeros(*local.lead, self.n_blocks)
+        kept = self.trained(kept, seen, start, self.settings.epochs)
+        slope = start.new_zeros(*local.lead, self.n_blocks)
         if self.learns:
             judged = next(replace(seen, only_aside=True, batch_size=max(local.sizes)).batches(1))
-            at = local.gradient(start + offset + share * moved, judged)
-            slope.index_add_(-1, self.block, at * moved * shared)
-        return Kept(u - offset), {"w": (u - offset)[..., shared], "slope": slope}
+            at = local.gradient(self.mixed(kept, start, share, shared) + self.offset(local), judged)
+            slope.index_add_(-1, self.block, at * kept.moved / kept.weight * shared)
+        return kept, {"w": kept.own[..., shared], "slope": slope}
+
+    def trained(self, kept: Kept, local: Local, start: Tensor, epochs: int) -> Kept:
+        """Step 1."""
+        offset, beta = self.offset(local), self.settings.remember
+        u, _ = local.descend(start + offset, local.batches(epochs), self.optimizer)
+        moved = beta * kept.moved + (1 - beta) * (u - start - offset)
+        return Kept(u - offset, moved, beta * kept.weight + (1 - beta))
+
+    def mixed(self, kept: Kept, start: Tensor, share: Tensor, shared: Tensor) -> Tensor:
+        """v_i - o_i."""
+        return torch.where(shared, start + share * kept.moved / kept.weight, kept.own)
 
     def gather(self, server: Server, t: int, replies: Replies) -> Server:
         """Step 4."""
@@ -204,10 +220,9 @@ class WholeNetwork(Rounds):
 
     def personal(self, kept: Kept, local: Local, heard: Message) -> Tensor:
         """v_i, from all rows."""
-        start, share, _ = self.common(kept, local, heard)
-        begin = start + self.offset(local)
-        u, _ = local.descend(begin, local.batches(self.settings.final_epochs), self.optimizer)
-        return torch.lerp(begin, u, share)
+        start, share, shared = self.common(kept, local, heard)
+        last = self.trained(kept, local, start, self.settings.final_epochs)
+        return self.mixed(last, start, share, shared) + self.offset(local)
 
 
 LEARNING = ("share_lr", "private_at", "head_blocks")
@@ -226,7 +241,7 @@ class FixedShare(WholeNetwork):
 
     name = "fixed-share"
     title = "Learn2pFed, one s, fixed"
-    objective = "v_i = w + o_i + s (u_i - w - o_i), s given"
+    objective = "v_i = w + o_i + s d_i, s given"
     settings: FixedShareSettings
     settings_class = FixedShareSettings
 
@@ -234,7 +249,7 @@ class FixedShare(WholeNetwork):
 class OwnFrequenciesSettings(FixedShareSettings):
     """s = 0."""
 
-    NOT_SEARCHED: ClassVar[tuple[str, ...]] = (*LEARNING, "share", "final_epochs")
+    NOT_SEARCHED: ClassVar[tuple[str, ...]] = (*LEARNING, "share", "remember", "final_epochs")
     share: float = Field(0.0, ge=0, le=1, description="s of all blocks")
     final_epochs: int = Field(0, ge=0, description="epochs of the last u_i, of which nothing is kept")
 
