@@ -1,0 +1,87 @@
+"""CPU time of a round on Fashion-MNIST against the bare forward and backward steps of the same network.
+
+(a) FedAvg
+(b) Learn2pFed, every tensor's share learned
+
+python benchmarks/images.py    # after: learn2pfed data get fashion-mnist
+
+Ten clients, Dirichlet 0.5, 12,000 images, the paper's network, 2 epochs, batches of 64, Adam 0.001, one thread. Bare
+steps are on as many images as the method trains on, with torch's own Adam, channels last in memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from learn2pfed.algorithms.fedavg import FedAvg
+from learn2pfed.algorithms.local import LocalSettings
+from learn2pfed.algorithms.rounds import Rounds
+from learn2pfed.algorithms.whole_network import WholeNetwork, WholeNetworkSettings
+from learn2pfed.data.federated import Samples
+from learn2pfed.data.images import load_images
+from learn2pfed.data.partition import partition, samples
+from learn2pfed.engines.rounds import home, run_rounds
+from learn2pfed.models.modules import CNN, build
+from learn2pfed.tasks import Classification
+
+SETTINGS: dict[str, Any] = {"epochs": 2, "batch_size": 64, "lr": 0.001}
+SHAPE = (1, 28, 28)
+
+
+def clock(work: Callable[[], Any]) -> float:
+    """CPU seconds."""
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def bare(algorithm: Rounds, train: Samples, set_aside: float) -> None:
+    """The same batches through torch's module and optimiser."""
+    for i in range(len(train)):
+        module = CNN(SHAPE, 10, (10, 20), (), first_padding=2).to(memory_format=torch.channels_last)
+        optimizer = torch.optim.Adam(module.parameters(), lr=SETTINGS["lr"])
+        local = replace(home(algorithm, train, (i,), axis=False), set_aside=set_aside)
+        for batch in local.batches(epochs=SETTINGS["epochs"]):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(module(batch.X), batch.y).backward()
+            optimizer.step()
+
+
+def main() -> None:
+    """Turn by turn, so that both sides meet the same weather."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=9)
+    n_turns = parser.parse_args().turns
+    torch.set_num_threads(1)
+    images = load_images("fashion-mnist")
+    parts = partition(images.labels, n_clients=10, beta=0.5, n_images=12_000).without_validation()
+    train, network = samples(images, parts, "train"), build("cnn-10-20", SHAPE, 10)
+    ours = WholeNetworkSettings.of(n_rounds=1, final_epochs=0, **SETTINGS)
+    methods: dict[str, Rounds] = {
+        "(a) FedAvg": FedAvg(LocalSettings.of(n_rounds=1, **SETTINGS), network, Classification(10)),
+        "(b) Learn2pFed": WholeNetwork(ours, network, Classification(10)),
+    }
+    for title, algorithm in methods.items():
+        aside = ours.set_aside if isinstance(algorithm, WholeNetwork) else 0.0
+        run_rounds(algorithm, train)  # warms up
+        turns = [
+            (clock(partial(run_rounds, algorithm, train)), clock(partial(bare, algorithm, train, aside)))
+            for _ in range(n_turns)
+        ]
+        ratios = sorted(whole / steps for whole, steps in turns)
+        whole, steps = (statistics.median(side) for side in zip(*turns, strict=True))
+        spread = f"turn by turn {ratios[0]:.3f} to {ratios[-1]:.3f}"
+        print(f"{title} round / bare steps: {whole / steps:.3f}  ({whole:.3f} s / {steps:.3f} s; {spread})", flush=True)
+
+
+if __name__ == "__main__":
+    main()
