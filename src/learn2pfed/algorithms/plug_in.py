@@ -85,7 +85,7 @@ class PlugIn(Rounds):
     name = "plug-in"
     title = "Learn2pFed (paper)"
     objective = "min p_i (F_i(φ_i, v_i) + ½ z_iᵀΛ_i z_i), z_i = v_i - w"
-    citation = "Lv et al., Learn2pFed, 2024"
+    citation = "Lv et al., Learn What You Need in Personalized Federated Learning"
     settings: PlugInSettings
     settings_class = PlugInSettings
 

@@ -84,7 +84,7 @@ class WholeNetwork(Rounds):
     name = "learn2pfed"
     title = "Learn2pFed"
     objective = "v_i = w + o_i + s ∘ d_i, s by rows set aside"
-    citation = "Learn2pFed, every tensor"
+    citation = "this package"
     settings: WholeNetworkSettings
     settings_class = WholeNetworkSettings
 
