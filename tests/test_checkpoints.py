@@ -86,6 +86,15 @@ def test_what_is_damaged_is_begun_anew(damage: bytes | None, tmp_path: Path, mon
         assert torch.equal(fitted("fedavg").outcome.models, whole.outcome.models)
 
 
+def test_another_fit_of_the_same_task_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "EVERY", -1.0)
+    whole = fitted("fedprox")
+    with kept_in(tmp_path, TASK):
+        fitted("fedavg")
+        assert list(tmp_path.iterdir())
+        assert torch.equal(fitted("fedprox").outcome.models, whole.outcome.models)
+
+
 def test_a_short_fit_leaves_nothing_on_disk(tmp_path: Path) -> None:
     with pytest.raises(StoppedError), kept_in(tmp_path, TASK):
         fitted("fedavg", stop_at=4)

@@ -51,25 +51,33 @@ class Stop(NamedTuple):
     notes: dict[str, Any]  # what was seen until then, as JSON has it
 
 
-def put(path: Path, stop: Stop) -> None:
-    """All tensors by their place in the state; everything else beside them as JSON."""
+def put(path: Path, stop: Stop, of: str) -> None:
+    """All tensors by their place in the state; everything else beside them as JSON. `of` says which fit it is."""
     state = stop.snapshot
     tensors: list[Tensor] = []
     for part in (state.server, state.kept, state.joined):
         tree(tensors.append, part)
     traffic = [state.traffic.bytes_up, state.traffic.bytes_down, state.traffic.n_exchanges]
-    said = {"round": state.round, "traffic": traffic, "missing": list(state.missing.items()), "notes": stop.notes}
+    said = {
+        "round": state.round,
+        "traffic": traffic,
+        "missing": list(state.missing.items()),
+        "notes": stop.notes,
+        "of": of,
+    }
     named = {str(place): tensor.clone().contiguous() for place, tensor in enumerate(tensors)}
     write_whole(path, save(named, {"said": json.dumps(said)}))
 
 
-def get(path: Path, like: Snapshot) -> Stop | None:
-    """What was put there, in the form of a state at the beginning; None where there is nothing that can be used."""
+def get(path: Path, like: Snapshot, of: str) -> Stop | None:
+    """What was put there, in the form of a state at the beginning; None where nothing of this fit can be used."""
     try:
         with safetensors.safe_open(path, "pt") as file:
             said = json.loads(file.metadata()["said"])
             rest = iter([file.get_tensor(str(place)) for place in range(len(file.keys()))])
     except (OSError, safetensors.SafetensorError, KeyError, ValueError, TypeError):
+        return None
+    if said["of"] != of:
         return None
     server, kept, joined = (tree(lambda _: next(rest), part) for part in (like.server, like.kept, like.joined))
     traffic, missing = Traffic(*said["traffic"]), {int(i): count for i, count in said["missing"]}

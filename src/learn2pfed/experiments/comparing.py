@@ -160,7 +160,8 @@ def fit(
     simulator a fit that was stopped goes on where it was (see `checkpoints`).
     """
     path = checkpoints.place() if engine == "simulation" else None
-    stop = None if path is None else checkpoints.get(path, Simulator(algorithm, train).snapshot())
+    of = f"{algorithm.name} {algorithm.settings.model_dump_json()} {train.sizes}"
+    stop = None if path is None else checkpoints.get(path, Simulator(algorithm, train).snapshot(), of)
     curve: Points = {int(t): value for t, value in stop.notes["curve"]} if stop else {}
     watched: list[Any] = stop.notes["watched"] if stop else []
     earlier, looking, begun, put = stop.notes["seconds"] if stop else 0.0, 0.0, time.process_time(), time.monotonic()
@@ -178,7 +179,7 @@ def fit(
         looking += time.process_time() - since
         if path is not None and time.monotonic() - put > checkpoints.EVERY:
             notes = {"curve": list(curve.items()), "watched": watched, "seconds": spent()}
-            checkpoints.put(path, checkpoints.Stop(simulator.snapshot(), notes))
+            checkpoints.put(path, checkpoints.Stop(simulator.snapshot(), notes), of)
             put = time.monotonic()
 
     if engine == "plain":
