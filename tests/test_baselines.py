@@ -117,7 +117,6 @@ SAME: dict[str, tuple[tuple[str, dict[str, Any]], tuple[str, dict[str, Any]]]] =
     "FedProx + FT without epochs is FedProx": (("fedprox-ft", {"ft_epochs": 0}), ("fedprox", {})),
     "FedPer without a head is FedAvg": (("fedper", {"network": with_head(None)}), ("fedavg", {})),
     "Learn2pFed, s = 0, is FedAvg": (("learn2pfed", FIXED | {"share": 0.0, "final_epochs": 3}), ("fedavg", {})),
-    "Learn2pFed, s = 1, is FedAvg + FT": (("learn2pfed", FIXED | {"share": 1.0}), ("fedavg-ft", {"ft_epochs": 0})),
     "Learn2pFed with a private head is FedPer": (("learn2pfed", FIXED | {"private": ("head",)}), ("fedper", {})),
 }
 
@@ -707,8 +706,6 @@ def never_joined(algorithm: Rounds, client: ClientData, w: Tensor) -> Tensor:
         return descent(algorithm, start if algorithm.name == "local-only" else w, client, 0.1, n_steps[algorithm.name])
     if algorithm.name in ("fedper", "fedrep"):
         return algorithm.network.join(w, start[algorithm.network.is_head])
-    if algorithm.name == "plug-in":
-        return torch.where(algorithm.network.is_head, start, w)
     if algorithm.name in ("ditto", "lp-proj"):
         return start
     if algorithm.name == "pfedme":

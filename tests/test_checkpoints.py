@@ -86,6 +86,19 @@ def test_what_is_damaged_is_begun_anew(damage: bytes | None, tmp_path: Path, mon
         assert torch.equal(fitted("fedavg").outcome.models, whole.outcome.models)
 
 
+def test_a_state_of_another_form_is_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "EVERY", -1.0)
+    algorithm, other = quick("fedavg"), quick("ditto")
+    stops = [Simulator(method, clients()).snapshot() for method in (algorithm, other)]
+    path = tmp_path / "state.safetensors"
+    checkpoints.put(path, checkpoints.Stop(stops[0], {}), "it")
+    assert checkpoints.get(path, stops[0], "it") is not None
+    assert checkpoints.get(path, stops[0], "another") is None
+    assert checkpoints.get(path, stops[1], "it") is None
+    checkpoints.put(path, checkpoints.Stop(stops[1], {}), "it")
+    assert checkpoints.get(path, stops[0], "it") is None
+
+
 def test_another_fit_of_the_same_task_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "EVERY", -1.0)
     whole = fitted("fedprox")

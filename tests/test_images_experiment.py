@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from learn2pfed.data.images import Images
 from learn2pfed.errors import Learn2pFedError
 from learn2pfed.experiments import images as module
 from learn2pfed.experiments.base import Done, Task
-from learn2pfed.experiments.images import METHODS, TITLES, ImagesConfig, ImagesExperiment, study_of
+from learn2pfed.experiments.images import METHODS, TITLES, ImagesConfig, ImagesExperiment, parts_of, study_of
+from learn2pfed.experiments.registry import configure, find
 from learn2pfed.experiments.resources import ResourcesConfig, ResourcesExperiment
 from learn2pfed.experiments.start_layer import StartLayerConfig, StartLayerExperiment
 from learn2pfed.report.figures import figures
@@ -96,17 +98,22 @@ def test_what_is_kept_of_the_first_trial(folder: str) -> None:
     assert own.mean() == pytest.approx(accuracy)
 
 
-def test_tuning_never_sees_a_test_image_and_the_table_trains_on_all_others(folder: str) -> None:
+def test_tuning_sees_no_image_of_the_table_and_the_table_trains_on_all_but_the_test_part(folder: str) -> None:
     config = config_of(folder)
     setting = next(iter(config.names().values()))
-    table, tuning = (study_of(config, setting, 7, tuning=tuning) for tuning in (False, True))
-    for one, two in zip(table.parts.test, tuning.parts.test, strict=True):
-        assert np.array_equal(one, two)
-    seen = np.concatenate([*tuning.parts.train, *tuning.parts.validation])
-    assert not set(seen.tolist()) & set(np.concatenate(tuning.parts.test).tolist())
-    assert sorted(seen.tolist()) == sorted(np.concatenate(table.parts.train).tolist())
+    few = config.model_copy(update={"n_images": 300, "min_size": 8})
+    table = study_of(few, setting, 7)
+    tuning = study_of(few, setting, 500, tuning=True)
+    places = {
+        study: {place for _, rows in parts.lists() for place in rows.tolist()}
+        for study, parts in (("table", table.parts), ("tuning", tuning.parts))
+    }
+    assert not places["table"] & places["tuning"]
+    assert (len(places["table"]), len(places["tuning"])) == (300, N_IMAGES // 10)
     assert len(tuning.judged.y) == sum(map(len, tuning.parts.validation))
-    assert len(table.judged.y) + len(table.train.y) == N_IMAGES
+    assert len(table.judged.y) + len(table.train.y) == 300
+    everything = study_of(config, setting, 7)
+    assert len(everything.judged.y) + len(everything.train.y) == N_IMAGES
 
 
 def test_step_sizes_are_sought_where_these_networks_have_them(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,10 +122,22 @@ def test_step_sizes_are_sought_where_these_networks_have_them(folder: str, monke
     assert list(spaces) == [f"own.{name}" for name in METHODS]
     assert spaces["own.fedavg-ft"]["ft_lr"] == spaces["own.learn2pfed"]["lr"] == Span(3e-4, 0.03)
     assert set(spaces["own.own-frequencies"]) == {"lr"}
+    last = {key for key, space in spaces.items() if "final_epochs" in space}
+    assert last == {f"own.{name}" for name in ("fedper", "fedrep", "ditto", "fixed-share", "learn2pfed")}
     assert config.own["fedavg"]["lr"] == 1e-3
-    monkeypatch.setattr(module, "TUNING_IMAGES", N_IMAGES)
     monkeypatch.setattr(module, "TUNING_ROUNDS", 1)
-    assert 0 <= experiment.validate(config_of(folder, betas=(50.0, 90.0)), "own.fedavg") <= 1
+    assert 0 <= experiment.validate(config_of(folder, betas=(50.0, 90.0), min_size=4), "own.fedavg") <= 1
+
+
+@pytest.mark.parametrize("name", ["images", "start-layer"])
+def test_every_client_of_the_quick_table_gets_images(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = np.arange(60_000) // 7 % 10
+    monkeypatch.setattr(module, "_images", lambda source: Images(source, np.empty(0), labels, 10, 50_000))
+    config: Any = configure(find(name), "quick", {})
+    for setting in config.names().values():
+        for seed in config.seeds:
+            assert len(parts_of(config, setting, seed)) == setting.n_clients
+        assert len(parts_of(config, setting._replace(n_clients=10), module.TUNING_SEED, tuning=True)) == 10
 
 
 def test_the_same_seed_gives_the_same_and_another_does_not(folder: str) -> None:

@@ -57,6 +57,24 @@ def test_two_rounds_by_hand(run: Any) -> None:
     torch.testing.assert_close(found.global_model, w, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("join", [1.0, 0.34])
+def test_it_settles_at_the_known_solution(join: float) -> None:
+    """Squared loss, Θ fixed at the defaults:  v_i = argmin F_i + ½ (v - w)ᵀΛ(v - w),  w the mean of the v_i."""
+    network = Network(nn.Sequential(nn.Linear(3, 1)).double(), "0")
+    how = PlugInSettings(n_rounds=400, join=join, batch_size=12, n_steps=20, theta_lr=0.0, head_lr=0.2)
+    data = clients(1)
+    found = run_rounds(PlugIn(how, network, Regression()), data)
+    X = [torch.cat([c.X, torch.ones(c.n_rows, 1).double()], 1) for c in data.clients]  # weights, then the bias
+    A = [2 * x.T @ x / len(x) for x in X]
+    b = [2 * x.T @ c.y / len(x) for x, c in zip(X, data.clients, strict=True)]
+    eye = torch.eye(4).double()
+    S = [torch.linalg.inv(a + eye) for a in A]
+    w = torch.linalg.solve(3 * eye - sum(S), sum(s @ each for s, each in zip(S, b, strict=True)))
+    torch.testing.assert_close(found.global_model, w, rtol=0, atol=1e-3)
+    expected = torch.stack([s @ (each + w) for s, each in zip(S, b, strict=True)])
+    torch.testing.assert_close(found.models, expected, rtol=0, atol=1e-3)
+
+
 def test_theta_follows_the_slope_of_the_loss_through_the_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     """With slopes that do not depend on v, first order is exact: held against finite differences."""
     algorithm, data = plug_in(n_cells=4, n_steps=9, theta_lr=0.1), clients()

@@ -64,6 +64,20 @@ def test_an_s_between_lies_between_fedavg_and_fine_tuning() -> None:
     torch.testing.assert_close(found.models, expected, rtol=0, atol=1e-12)
 
 
+def test_s_at_one_is_fine_tuning() -> None:
+    tuned = FedAvgFT(FineTuneSettings(n_rounds=3, batch_size=8, lr=0.05, ft_lr=0.05, ft_epochs=2), mlp(), CLASSES)
+    found = run_rounds(whole(**FIXED | {"share": 1.0, "final_epochs": 2}), clients())
+    torch.testing.assert_close(found.models, run_rounds(tuned, clients()).models, rtol=0, atol=1e-12)
+
+
+def test_without_a_last_pass_a_client_keeps_what_it_remembers() -> None:
+    algorithm, data = whole(share=0.5, remember=0.8, final_epochs=0, own_frequencies=False), clients()
+    seen: list[Any] = []
+    found = run_rounds(algorithm, data, observe=lambda t, simulator, personal: seen.append(simulator.kept))
+    d = seen[-1].moved / seen[-1].weight
+    torch.testing.assert_close(found.models, found.global_model + 0.5 * d, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("blocks", ["tensor", "parameter"])
 def test_the_slope_of_s_is_that_of_the_loss_on_rows_set_aside(blocks: str) -> None:
     algorithm, data = whole(head_blocks=blocks, set_aside=0.3), clients()
@@ -225,6 +239,8 @@ def test_a_message_that_is_too_long_or_of_a_wrong_length_is_refused() -> None:
     assert receive(encode(heard), specs).keys() == heard.keys()
     with pytest.raises(MessageError, match="bytes came where at most"):
         receive(encode(heard | {"w": torch.zeros(99).double()}), specs)
+    with pytest.raises(MessageError, match="'w' came as"):
+        receive(encode(heard | {"w": torch.tensor(1.0).double()}), specs)
     short = decode(encode(heard | {"w": torch.zeros(7).double()}))
     assert receive(encode(short), specs).keys() == heard.keys()
     with pytest.raises(MessageError, match="w came with 7 numbers where 30 or 51 were agreed"):

@@ -8,20 +8,27 @@ Update:
 2. server: φ = Σ n_i φ_i / Σ n_i.
 
 The personal model is (φ, h_i): the newest body and the client's last head. A client that never took part has the head
-that all began with.
+that all began with. With `final_epochs` every client takes step 1 once more at the end, and keeps all of it.
 
-Deviations: none. Heads are never sent.
+Deviations: none by default. Heads are never sent.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
+from pydantic import Field
 from torch import Tensor
 
 from learn2pfed.algorithms.base import Message, Replies, Specs
 from learn2pfed.algorithms.local import Local, LocalSettings
 from learn2pfed.algorithms.rounds import Rounds, Server, Told, mean_by_rows
+
+
+class FedPerSettings(LocalSettings):
+    """As in the paper, without a last pass."""
+
+    final_epochs: int = Field(0, ge=0, description="epochs of body and head at the end, for every client")
 
 
 class Kept(NamedTuple):
@@ -37,8 +44,8 @@ class FedPer(Rounds):
     title = "FedPer"
     objective = "min Σ (n_i/n) F_i(φ, h_i), body and head together"
     citation = "Arivazhagan et al., 2019"
-    settings: LocalSettings
-    settings_class = LocalSettings
+    settings: FedPerSettings
+    settings_class: ClassVar[type[LocalSettings]] = FedPerSettings
 
     def begin(self) -> Kept:
         """All heads start alike."""
@@ -69,4 +76,5 @@ class FedPer(Rounds):
 
     def personal(self, kept: Kept, local: Local, heard: Message) -> Tensor:
         """(φ, h_i)."""
-        return self.network.join(heard["body"], kept.head)
+        x = self.network.join(heard["body"], kept.head)
+        return local.descend(x, local.batches(self.settings.final_epochs), self.optimizer)[0]

@@ -22,12 +22,12 @@ from pydantic import Field
 from torch import Tensor
 
 from learn2pfed.algorithms.base import Message
-from learn2pfed.algorithms.fedper import FedPer, Kept
-from learn2pfed.algorithms.local import Local, LocalSettings
+from learn2pfed.algorithms.fedper import FedPer, FedPerSettings, Kept
+from learn2pfed.algorithms.local import Local
 from learn2pfed.search import Choice
 
 
-class FedRepSettings(LocalSettings):
+class FedRepSettings(FedPerSettings):
     """`epochs` are those of the body."""
 
     epochs: int = Field(2, ge=0, description="E, epochs of the body a round")

@@ -3,8 +3,8 @@
 Objective:  min over φ_i, v_i, w of  Σ_i p_i ( F_i(φ_i, v_i) + ½ z_iᵀ Λ_i z_i ),  z_i = v_i - w;  φ_i body, v_i head.
 
 Update:
-1. client: L cells with the w that it was sent, R batches dealt out over them:
-   α_i ← α_i + θ_i (z_i - v_i + w)                                                              eq. (9)
+1. client: α_i ← α_i + θ_i (z_i - v_i + w)                                                      eq. (9)
+   with the w that it was sent, then L cells, R batches dealt out over them:
    v_i ← v_i - lr_v (∇F_i(v_i; batch) + ρ_i (v_i - w - z_i - α_i)), and φ_i by its optimiser    eq. (14)
    z_i ← η_i / (Λ_i + η_i) (v_i - w - α_i)                                                      eq. (11)
 2. client: Θ_i = {Λ, p, ρ, η, γ, θ} by Adam on the gradient of F_i at (φ_i, v_i^L) through the L cells, over the rows
@@ -14,8 +14,10 @@ Update:
 
 The personal model is (φ_i, v_i), with `backbone` = shared (φ, v_i).
 
-Deviations: the w step is done once a round, so that a round costs one vector each way, as the paper counts. The slopes
-of F_i count as given where Θ_i is differentiated (first order), and so does w, which leaves p and γ as they were.
+Deviations: the w step is done once a round, so that a round costs one vector each way, as the paper counts, and so is
+the α step: ten dual steps against a w that stands still throw the next w past the v_i. Who sits out stands in step 4
+with what it last said. The slopes of F_i count as given where Θ_i is differentiated (first order), and so does w, which
+leaves p and γ as they were.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from torch import Tensor
 
 from learn2pfed.algorithms.base import Message, Replies, Specs
 from learn2pfed.algorithms.local import Local, Memory, Optimizer
-from learn2pfed.algorithms.rounds import Rounds, Server, mean_by_rows
+from learn2pfed.algorithms.rounds import Rounds, mean_by_rows
 from learn2pfed.algorithms.settings import RoundSettings
 from learn2pfed.errors import Learn2pFedError
 from learn2pfed.models.network import Network
@@ -71,6 +73,15 @@ class Kept(NamedTuple):
     raw: Tensor  # (H + 5,): logarithms of Λ, p, ρ, η, γ, and the logit of θ / THETA_MAX
     memory: Memory  # of Θ's optimiser
     body: Tensor  # φ_i
+    joined: Tensor  # (1,), whether it has taken part
+
+
+class Server(NamedTuple):
+    """What the server holds."""
+
+    w: Tensor  # (φ, w), or w alone
+    parts: Tensor  # (M, H), what each client last said: c_i (v_i - z_i - α_i)
+    weights: Tensor  # (M, 1), and c_i; 0 before it said anything
 
 
 def theta_of(raw: Tensor) -> Theta:
@@ -99,15 +110,16 @@ class PlugIn(Rounds):
         self.learner = Optimizer("adam", self.settings.theta_lr)
 
     def begin(self) -> Kept:
-        """v_i = w, z_i = α_i = 0."""
+        """z_i = α_i = 0, and v_i = w when it first hears it."""
         how, zero = self.settings, torch.zeros_like(self.head)
         own = (0.0, *[log(how.rho)] * 3, -log(THETA_MAX - 1))  # θ = THETA_MAX sigmoid(own) = 1
         raw = torch.cat([zero + log(how.lam), zero.new_tensor(own)])
-        return Kept(State(zero, self.head, zero), raw, self.learner.fresh(raw), self.body)
+        return Kept(State(zero, self.head, zero), raw, self.learner.fresh(raw), self.body, zero[:1])
 
     def opening(self, n_clients: int) -> Server:
         """(φ, w), or w alone."""
-        return Server(self.network.start if self.shares_body else self.head)
+        parts = self.head.new_zeros(n_clients, len(self.head))
+        return Server(self.network.start if self.shares_body else self.head, parts, parts[:, :1])
 
     def sends(self) -> Specs:
         """c_i (v_i - z_i - α_i), c_i, and φ_i where it is shared."""
@@ -123,10 +135,11 @@ class PlugIn(Rounds):
     def work(self, kept: Kept, local: Local, heard: Message) -> tuple[Kept, Message]:
         """Steps 1 to 3."""
         body, w = self.told(kept, local, heard)
+        state = self.since_w(kept, w)
         seen = replace(local, set_aside=self.settings.set_aside)
         raw = kept.raw.detach().requires_grad_()
         theta = theta_of(raw)
-        state, body = self.cells(seen, kept.state, w, theta, body)
+        state, body = self.cells(seen, state, w, theta, body)
         judged = next(replace(seen, only_aside=True, batch_size=max(local.sizes)).batches(1))
         slope = self.network.cut(local.gradient(self.network.join(body, state.v.detach()), judged))[1]
         found = torch.autograd.grad(state.v, raw, slope, allow_unused=True, materialize_grads=True)[0]
@@ -134,20 +147,23 @@ class PlugIn(Rounds):
         state = State(*(tensor.detach() for tensor in state))
         part, weight = contribution(state, *(tensor.detach() for tensor in (theta.p, theta.gamma)))
         reply = {"part": part, "weight": weight} | ({"body": body} if self.shares_body else {})
-        return Kept(state, learned, memory, body), reply
+        return Kept(state, learned, memory, body, torch.ones_like(kept.joined)), reply
+
+    def since_w(self, kept: Kept, w: Tensor) -> State:
+        """The client's state; who takes part for the first time begins at w."""
+        return kept.state._replace(v=torch.where(kept.joined > 0, kept.state.v, w))
 
     def cells(self, local: Local, state: State, w: Tensor, theta: Theta, body: Tensor) -> tuple[State, Tensor]:
         """Step 1: the cells, and the body after them."""
         how, (alpha, v, z) = self.settings, state
         memory, batches = self.trainer.fresh(body), local.batches(steps=how.n_steps)
         ends = [how.n_steps * cell // how.n_cells for cell in range(how.n_cells + 1)]
+        alpha = alpha_step(alpha, v, z, w, theta.theta)
         for begin, end in pairwise(ends):
-            alpha = alpha_step(alpha, v, z, w, theta.theta)
             for batch in islice(batches, end - begin):
                 down_body, down = self.network.cut(local.gradient(self.network.join(body, v.detach()), batch))
-                moved, after = self.trainer.step(body, down_body, memory)
-                body, memory = batch.keep(moved, body), Memory(*map(batch.keep, after, memory))
-                v = batch.keep(self.v_step(v, w + z + alpha, theta.rho, down), v)
+                body, memory = self.trainer.step(body, down_body, memory)
+                v = self.v_step(v, w + z + alpha, theta.rho, down)
             z = z_step(alpha, v, w, theta.lam, theta.eta)
         return State(alpha, v, z), body
 
@@ -157,10 +173,14 @@ class PlugIn(Rounds):
 
     def gather(self, server: Server, t: int, replies: Replies) -> Server:
         """Step 4."""
-        parts, weights = (torch.stack([reply[name] for reply in replies.values()]) for name in ("part", "weight"))
+        parts, weights = server.parts.clone(), server.weights.clone()
+        for i, reply in replies.items():
+            parts[i], weights[i] = reply["part"], reply["weight"]
         w = parts.sum(0) / weights.sum(0)
-        return Server(self.network.join(mean_by_rows(replies, "body"), w) if self.shares_body else w)
+        whole = self.network.join(mean_by_rows(replies, "body"), w) if self.shares_body else w
+        return Server(whole, parts, weights)
 
     def personal(self, kept: Kept, local: Local, heard: Message) -> Tensor:
         """(φ_i, v_i), or (φ, v_i)."""
-        return self.network.join(self.told(kept, local, heard)[0], kept.state.v)
+        body, w = self.told(kept, local, heard)
+        return self.network.join(body, self.since_w(kept, w).v)

@@ -17,8 +17,9 @@ Update:
 
 At the end every client takes step 1 once more, on all its rows, and has v_i.
 
-Corners, without o_i and β, and with s held fixed: s = 0 is FedAvg; s = 1 FedAvg + FT; s = 0 with a private head FedPer;
-all private Local-Only; one s between for all blocks keeps as much of u_i as Ditto's λ does, in one number.
+Corners, without o_i, β and rows set aside, and with s held fixed: s = 0 is FedAvg, s = 1 FedAvg + FT; without the last
+pass, s = 0 with a private head is FedPer, and all private is Local-Only with an optimiser that forgets between rounds.
+One s between 0 and 1 for all blocks is, like Ditto's λ, one number for how far the client follows w.
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ class WholeNetwork(Rounds):
 
     def _last_bias(self) -> str:
         """The bias to which log frequencies are added."""
-        name = f"{self.network.head[-1]}.bias" if self.network.head else ""
+        last = [name for name in self.network.shapes if name in self.network.names["head"] and name.endswith("bias")]
+        name = last[-1] if last else ""
         if self.network.shapes.get(name) != (self.task.n_outputs,):
             raise Learn2pFedError(
                 "own_frequencies needs a head whose last layer has a bias for each class: give it one, or set "
@@ -201,7 +203,8 @@ class WholeNetwork(Rounds):
 
     def mixed(self, kept: Kept, start: Tensor, share: Tensor, shared: Tensor) -> Tensor:
         """v_i - o_i."""
-        return torch.where(shared, start + share * kept.moved / kept.weight, kept.own)
+        d = kept.moved / kept.weight.where(kept.weight > 0, 1.0)
+        return torch.where(shared, start + share * d, kept.own)
 
     def gather(self, server: Server, t: int, replies: Replies) -> Server:
         """Step 4."""
@@ -221,7 +224,8 @@ class WholeNetwork(Rounds):
     def personal(self, kept: Kept, local: Local, heard: Message) -> Tensor:
         """v_i, from all rows."""
         start, share, shared = self.common(kept, local, heard)
-        last = self.trained(kept, local, start, self.settings.final_epochs)
+        epochs = self.settings.final_epochs
+        last = self.trained(kept, local, start, epochs) if epochs else kept._replace(own=start)
         return self.mixed(last, start, share, shared) + self.offset(local)
 
 

@@ -167,22 +167,24 @@ def partition(
     seed: int = 0,
     min_size: int | None = None,
     n_images: int | None = None,
+    among: Indices | None = None,
 ) -> Partition:
     """Share images out among clients: the smaller beta, the fewer classes has each.
 
     The rule is "dirichlet", our own, or that of a library, "pfllib" or "fl-bench" (see `RULES`). Draws are repeated
     until every client has `min_size` images: 40, or what the library has for it. With `n_images` only so many take
-    part, drawn from all. Our own rule tests on a fifth of a client's images and sets 15 % of the rest aside for
-    validation, both class by class; the libraries test on a quarter, whatever the classes, and don't validate.
+    part, drawn from all, or from those at the places `among`. Our own rule tests on a fifth of a client's images and
+    sets 15 % of the rest aside for validation, both class by class; the libraries test on a quarter, whatever the
+    classes, and don't validate.
 
     >>> made = partition(np.arange(1000) % 10, n_clients=3, beta=0.5)
     >>> int(made.counts(np.arange(1000) % 10).sum())
     1000
     """
-    _check(labels, n_clients, beta, rule, seed, min_size, n_images)
-    chosen = np.arange(len(labels))
+    _check(labels if among is None else labels[among], n_clients, beta, rule, seed, min_size, n_images)
+    chosen = np.arange(len(labels)) if among is None else among
     if n_images is not None:
-        chosen = np.sort(default_rng([seed, CHOOSING]).choice(len(labels), n_images, replace=False))
+        chosen = np.sort(default_rng([seed, CHOOSING]).choice(chosen, n_images, replace=False))
     by = RULES[rule]
     least = max(FEWEST, by.least(len(chosen), n_clients)) if min_size is None else min_size
     classes, sizes = np.unique(labels[chosen], return_counts=True)

@@ -44,7 +44,8 @@ def receive(blob: bytes, specs: Specs) -> Message:
         raise MessageError(f"a message with {sorted(message)} came where {sorted(specs)} was agreed.")
     for name, spec in specs.items():
         tensor = message[name]
-        shorter = spec.or_shorter and tensor.shape[1:] == spec.shape[1:] and len(tensor) < spec.shape[0]
+        alike = tensor.ndim == len(spec.shape) and tensor.shape[1:] == spec.shape[1:]
+        shorter = spec.or_shorter and alike and len(tensor) < spec.shape[0]
         if (tuple(tensor.shape) != spec.shape and not shorter) or tensor.dtype != spec.dtype:
             raise MessageError(
                 f"{name!r} came as {tuple(tensor.shape)} {tensor.dtype} where {spec.shape} {spec.dtype} was agreed."

@@ -74,11 +74,15 @@ def get(path: Path, like: Snapshot, of: str) -> Stop | None:
     try:
         with safetensors.safe_open(path, "pt") as file:
             said = json.loads(file.metadata()["said"])
-            rest = iter([file.get_tensor(str(place)) for place in range(len(file.keys()))])
+            tensors = [file.get_tensor(str(place)) for place in range(len(file.keys()))]
     except (OSError, safetensors.SafetensorError, KeyError, ValueError, TypeError):
         return None
-    if said["of"] != of:
+    parts: list[Tensor] = []
+    for part in (like.server, like.kept, like.joined):
+        tree(parts.append, part)
+    if said.get("of") != of or [tensor.dtype for tensor in tensors] != [tensor.dtype for tensor in parts]:
         return None
+    rest = iter(tensors)
     server, kept, joined = (tree(lambda _: next(rest), part) for part in (like.server, like.kept, like.joined))
     traffic, missing = Traffic(*said["traffic"]), {int(i): count for i, count in said["missing"]}
     return Stop(Snapshot(said["round"], server, kept, joined, traffic, missing), said["notes"])

@@ -21,7 +21,7 @@ from learn2pfed.errors import DivergenceError, Learn2pFedError, SettingError, in
 from learn2pfed.experiments import checkpoints
 from learn2pfed.experiments.base import Column, Config, Experiment, by_setting_and_metric
 from learn2pfed.models.network import Network
-from learn2pfed.results.records import Row, rounded
+from learn2pfed.results.records import Row, rounded, versions
 from learn2pfed.search import Space, search_space
 from learn2pfed.tasks import Task
 
@@ -137,13 +137,15 @@ class Fitted(NamedTuple):
     outcome: Outcome
     marks: NDArray[np.float64]  # (M,), each client's mean mark on its own test samples
     curve: Points  # the metric after some rounds
+    sent: Points  # megabytes, to and from all clients until then
     seconds: float  # CPU time, without scoring
     watched: list[Any]  # what was noted after every round
 
     @property
     def series(self) -> dict[str, Any]:
         """The curve as figures take it; nothing where nobody looked."""
-        return {"rounds": list(self.curve), "curve": rounded(list(self.curve.values()))} if self.curve else {}
+        curves = {"curve": rounded(list(self.curve.values())), "sent": rounded(list(self.sent.values()))}
+        return {"rounds": list(self.curve), **curves} if self.curve else {}
 
 
 def fit(
@@ -160,9 +162,12 @@ def fit(
     simulator a fit that was stopped goes on where it was (see `checkpoints`).
     """
     path = checkpoints.place() if engine == "simulation" else None
-    of = f"{algorithm.name} {algorithm.settings.model_dump_json()} {train.sizes}"
+    of = (
+        f"{versions()} {algorithm.name} {algorithm.settings.model_dump_json()} {algorithm.network.shapes} {train.sizes}"
+    )
     stop = None if path is None else checkpoints.get(path, Simulator(algorithm, train).snapshot(), of)
-    curve: Points = {int(t): value for t, value in stop.notes["curve"]} if stop else {}
+    curve: Points = dict(stop.notes["curve"]) if stop else {}
+    sent: Points = dict(stop.notes["sent"]) if stop else {}
     watched: list[Any] = stop.notes["watched"] if stop else []
     earlier, looking, begun, put = stop.notes["seconds"] if stop else 0.0, 0.0, time.process_time(), time.monotonic()
 
@@ -175,10 +180,11 @@ def fit(
         if watch is not None:
             watched.append(watch(simulator))
         if t in rounds:
+            sent[t] = (simulator.traffic.bytes_up + simulator.traffic.bytes_down) / 1e6
             curve[t] = float(algorithm.task.value(torch.from_numpy(_means(algorithm, personal(), train, test))).mean())
         looking += time.process_time() - since
         if path is not None and time.monotonic() - put > checkpoints.EVERY:
-            notes = {"curve": list(curve.items()), "watched": watched, "seconds": spent()}
+            notes = {"curve": list(curve.items()), "sent": list(sent.items()), "watched": watched, "seconds": spent()}
             checkpoints.put(path, checkpoints.Stop(simulator.snapshot(), notes), of)
             put = time.monotonic()
 
@@ -191,7 +197,7 @@ def fit(
         raise DivergenceError(
             f"{algorithm.title}: {len(outcome.missing)} client(s) left the finite numbers: lower the step size."
         )
-    return Fitted(outcome, _means(algorithm, outcome.models, train, test), curve, seconds, watched)
+    return Fitted(outcome, _means(algorithm, outcome.models, train, test), curve, sent, seconds, watched)
 
 
 def _means(algorithm: Rounds, models: torch.Tensor, train: Samples, test: Samples) -> NDArray[np.float64]:

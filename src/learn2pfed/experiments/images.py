@@ -34,7 +34,7 @@ from learn2pfed.experiments.comparing import (
 from learn2pfed.models.modules import build
 from learn2pfed.models.network import Network
 from learn2pfed.results.records import Detail, Row, rounded
-from learn2pfed.search import Space, Span
+from learn2pfed.search import Choice, Space, Span
 from learn2pfed.tasks import Classification
 
 METHODS = tuple(BASELINES | OURS)
@@ -52,9 +52,16 @@ RATE, RATE_SPAN = 1e-3, Span(3e-4, 0.03)
 START = {
     name: {rate: RATE for rate in RATES if rate in method_named(name).settings_class.model_fields} for name in METHODS
 }
+START["cfl"]["first_split"] = 5  # of rounds; there are few
 
 TUNING_SEED, TUNING_IMAGES, TUNING_ROUNDS = 500, 6000, 12
-"""Settings are tuned on the validation part of fewer images of another draw, in fewer rounds, with ten clients."""
+"""Settings are tuned on the validation part of fewer images, in fewer rounds, with ten clients."""
+
+FOR_TUNING = 10
+"""Of so many images one is for tuning alone, unless the table takes all there are."""
+
+LAST_PASS = Choice((0, 1, 2, 5))
+"""Epochs of a last pass at home, for every method that keeps something there."""
 
 POINTS = 6
 """Rounds after which the first trial is looked at."""
@@ -73,6 +80,7 @@ class SharedOut(Trials, ProtocolConfig):
     n_joining: int = Field(10, ge=1, description="clients a round, if there are more")
     some_rounds: int = Field(500, ge=1, description="rounds where not all take part")
     rule: str = Field("dirichlet", description="how images are shared out: dirichlet, pfllib, fl-bench")
+    min_size: int | None = Field(None, ge=4, description="fewest images of a client; none: as the rule has it")
     n_images: int | None = Field(None, ge=1, description="images in all, drawn with the trial's seed; none: all")
     model: str | None = Field(None, description="learn2pfed list models, or package.module:function; none: the paper's")
     engine: Literal["simulation", "plain"] = Field("simulation", description="in memory, or through encoded messages")
@@ -120,16 +128,25 @@ def _images(source: str) -> Images:
 
 
 def study_of(config: SharedOut, setting: Setting, seed: int, tuning: bool = False) -> Study:
-    """Who has which images: to tune, the validation part judges, and nothing is seen of the test part."""
+    """Who has which images: to tune, others than the table has, and the validation part judges."""
     images = _images(setting.data)
-    n_images = config.n_images if config.n_images is None else min(config.n_images, len(images))
-    parts = partition(images.labels, setting.n_clients, setting.beta, config.rule, seed, n_images=n_images)
+    parts = parts_of(config, setting, seed, tuning)
     if tuning and not parts.validates:
         parts = parts.with_validation(images.labels, seed)
     if not tuning:
         parts = parts.without_validation()
     train, judged = (samples(images, parts, part) for part in ("train", "validation" if tuning else "test"))
     return Study(images, parts, train, judged, min(1.0, config.n_joining / setting.n_clients))
+
+
+def parts_of(config: SharedOut, setting: Setting, seed: int, tuning: bool = False) -> Partition:
+    """By the rule of the configuration."""
+    labels = _images(setting.data).labels
+    places = np.arange(len(labels))
+    among = places if config.n_images is None and not tuning else places[(places % FOR_TUNING == 0) == tuning]
+    n_images = None if config.n_images is None else min(config.n_images, len(among))
+    n, beta, rule = setting.n_clients, setting.beta, config.rule
+    return partition(labels, n, beta, rule, seed, config.min_size, n_images, among)
 
 
 def algorithm_of(
@@ -176,11 +193,11 @@ class ImagesExperiment(Comparison):
     costs_by_setting = True
     validation = "error on validation images, mean over data sets and Dirichlet parameters, ten clients"
     tuning = (
-        f"Settings were tuned on validation images of another draw of {TUNING_IMAGES:,} images, ten clients, "
-        f"{TUNING_ROUNDS} rounds, with as many trials for every method, and are the same in all columns."
+        f"Settings were tuned on {TUNING_IMAGES:,} images that the table does not use (unless it uses all), ten "
+        f"clients, {TUNING_ROUNDS} rounds, with as many trials for every method, and are the same in all columns."
     )
     presets = {  # noqa: RUF012
-        "quick": {"n_rounds": 25, "some_rounds": 100, "n_images": 12_000},
+        "quick": {"n_rounds": 25, "some_rounds": 100, "n_images": 12_000, "min_size": 5},
         "paper": {"n_rounds": 500},
     }
 
@@ -188,6 +205,8 @@ class ImagesExperiment(Comparison):
         """Setting by setting, so that a column is whole before the next begins."""
         self.refuse_unknown(config.algorithms)
         for setting in config.names().values():  # refuses what can't be, before anything runs
+            for seed in config.seeds:
+                parts_of(config, setting, seed)
             study = study_of(config, setting, config.first_seed)
             for name in config.algorithms:
                 algorithm_of(config, name, config.own[name], study, config.first_seed, config.head).check(study.train)
@@ -215,20 +234,24 @@ class ImagesExperiment(Comparison):
         if first and isinstance(algorithm, WholeNetwork) and learns:
             series |= {"shares": fitted.watched, "blocks": list(algorithm.names)}
             series["confusion"] = confusion(algorithm, fitted.outcome.models, study)
+        if first and name == next(name for name in METHODS if name in config.algorithms):
             series["counts"] = study.parts.counts(study.images.labels).tolist()
         detail = Detail(**task._asdict(), series=series) if series else None
         return Done(rows_of(task, fitted.outcome, fitted.seconds, measured), detail)
 
     def tunable(self, config: ImagesConfig) -> dict[str, Space]:
         """Every method."""
-        return {
-            key: {name: RATE_SPAN if name in RATES else where for name, where in space.items()}
-            for key, space in spaces_of(("own",), METHODS, config.algorithms).items()
-        }
+        found = {}
+        for key, space in spaces_of(("own",), METHODS, config.algorithms).items():
+            fields = method_named(key.partition(".")[2]).settings_class.model_fields
+            last = {"final_epochs": LAST_PASS} if "final_epochs" in fields and key != "own.own-frequencies" else {}
+            found[key] = {name: RATE_SPAN if name in RATES else where for name, where in (space | last).items()}
+        return found
 
     def validate(self, config: ImagesConfig, key: str) -> float:
         """Share of validation images that are wrong."""
-        small = config.model_copy(update={"n_images": TUNING_IMAGES, "n_rounds": TUNING_ROUNDS, "clients": (10,)})
+        few = {"n_images": TUNING_IMAGES, "n_rounds": TUNING_ROUNDS, "clients": (10,), "n_joining": 10}
+        small = config.model_copy(update=few)
         found = []
         for setting in small.names().values():
             study = study_of(small, setting, TUNING_SEED, tuning=True)
@@ -261,7 +284,7 @@ def shares_of(simulator: Simulator) -> list[float]:
 
 
 def measures(fitted: Fitted, study: Study, n_rounds: int) -> dict[str, float]:
-    """Accuracy over clients, and what a round sends, all clients together."""
+    """Accuracy over clients, and what a round sends, all clients together, the last message to everybody included."""
     traffic = fitted.outcome.traffic
     return {
         **over_clients("accuracy", fitted.marks, study.judged.sizes, larger_is_better=True),

@@ -66,10 +66,10 @@ class Client:
 class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Bytes of the tensors that come to be while it is on, and are alive together: how many at most."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.most = 0
-        self.known: set[int] = set()
+        self.known = {tensor.untyped_storage()._cdata for tensor in before}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Notes every new storage; one that is freed gives its bytes back."""
@@ -114,7 +114,8 @@ class ResourcesExperiment(Comparison):
         """Count while it works."""
         name = self.name_of(task.algorithm)
         client = Client(config, task.setting, name)
-        with Memory() as memory, FlopCounterMode(display=False) as counter:
+        there = [client.samples.X, client.samples.y, client.algorithm.network.start, *tensors_of(client.kept)]
+        with Memory([*there, *client.heard.values()]) as memory, FlopCounterMode(display=False) as counter:
             (kept, reply), seconds = timed(client.work)
         measured = {
             "GFLOP": counter.get_total_flops() / 1e9,
@@ -132,11 +133,16 @@ class ResourcesExperiment(Comparison):
         return by_setting_and_metric(rows)
 
 
-def held(kept: Any) -> int:
-    """Bytes of all tensors of nested NamedTuples."""
+def tensors_of(kept: Any) -> list[Tensor]:
+    """All tensors of nested NamedTuples."""
     found: list[Tensor] = []
     tree(found.append, kept)
-    return sum(tensor.numel() * tensor.element_size() for tensor in found)
+    return found
+
+
+def held(kept: Any) -> int:
+    """Their bytes."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(kept))
 
 
 def sent(message: Message) -> int:

@@ -13,7 +13,17 @@ from learn2pfed.algorithms.plug_in import Backbone, PlugIn
 from learn2pfed.algorithms.rounds import Rounds
 from learn2pfed.experiments.base import Column, Done, Experiment, Task, rows_of
 from learn2pfed.experiments.comparing import OwnSettings, every_method, fit, looks
-from learn2pfed.experiments.images import POINTS, START, SharedOut, Study, columns_of, measures, study_of, with_network
+from learn2pfed.experiments.images import (
+    POINTS,
+    START,
+    SharedOut,
+    Study,
+    columns_of,
+    measures,
+    parts_of,
+    study_of,
+    with_network,
+)
 from learn2pfed.models.network import attach
 from learn2pfed.results.records import Detail, Row
 
@@ -55,7 +65,7 @@ class StartLayerExperiment(Experiment):
     )
     config_class = StartLayerConfig
     presets = {  # noqa: RUF012
-        "quick": {"n_rounds": 25, "some_rounds": 100, "n_images": 12_000},
+        "quick": {"n_rounds": 25, "some_rounds": 100, "n_images": 12_000, "min_size": 5},
         "paper": {"n_rounds": 500},
     }
 
@@ -65,6 +75,8 @@ class StartLayerExperiment(Experiment):
 
     def tasks(self, config: StartLayerConfig) -> list[Task]:
         """Setting by setting."""
+        for setting, seed in product(config.names().values(), config.seeds):
+            parts_of(config, setting, seed)
         for setting, how in product(config.names().values(), product(config.starts, config.backbones)):
             study = study_of(config, setting, config.first_seed)  # refuses what can't be, before anything runs
             algorithm_of(config, *how, study, config.first_seed).check(study.train)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from learn2pfed.experiments.base import Column
 from learn2pfed.experiments.registry import find
 from learn2pfed.report.drawing import COLOURS, Figure, Heat, Panel, Series
 from learn2pfed.report.tables import order
@@ -67,25 +66,19 @@ def bytes_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
         series = []
         for place, name in enumerate(names):
             detail = next((d for d in details if (d.algorithm, d.setting) == (name, column.setting)), None)
-            sent = _megabytes(results, name, column)
-            if detail is None or not detail.series.get("curve") or not sent:
+            if detail is None or not any(detail.series.get("sent", ())):
                 continue
-            rounds = np.array(detail.series["rounds"])
-            x = (rounds / rounds[-1] * sent).tolist()
             ours = name == "Learn2pFed"
             colour = "#222222" if ours else COLOURS[place % len(COLOURS)]
-            series.append(Series(name, x, detail.series["curve"], "line", colour, dashed=place >= len(COLOURS)))
+            series.append(
+                Series(
+                    name, detail.series["sent"], detail.series["curve"], "line", colour, dashed=place >= len(COLOURS)
+                )
+            )
         if series:
             panels.append(Panel(column.setting, tuple(series), "MB sent, both ways", "accuracy"))
     caption = "Mean accuracy over clients against all bytes sent until then, to and from all clients; first trial."
     return Figure("bytes", "Accuracy against communication", caption, tuple(panels), 2) if panels else None
-
-
-def _megabytes(results: Results, name: str, column: Column) -> float:
-    """What one fit sends, both ways."""
-    fitting = (row for row in results.rows if (row.algorithm, row.setting, row.metric) == (name, *column))
-    row = min(fitting, key=lambda row: row.seed, default=None)
-    return 0.0 if row is None else (row.bytes_up + row.bytes_down) / 1e6
 
 
 def confusion_figure(results: Results, details: Sequence[Detail]) -> Figure | None:

@@ -144,8 +144,9 @@ class RunFolder:
         self.save()
 
     def discard_if_empty(self) -> None:
-        """Leave nothing behind where nothing was measured."""
-        if not self.results.rows:
+        """Leave nothing behind where nothing was measured, and nothing is under way."""
+        under_way = self.partial.is_dir() and any(self.partial.iterdir())
+        if not self.results.rows and not under_way:
             self.tidy()
             for name in ("config.toml", "details.json", "results.json"):
                 (self.path / name).unlink(missing_ok=True)
