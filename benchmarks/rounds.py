@@ -177,7 +177,7 @@ def accuracy(train: Samples, test: Samples) -> None:
     """(d)"""
     for method in (FedAvg, FedPer):
         network = build("cnn-32-64", (1, 28, 28), 10)
-        algorithm = method(LocalSettings.of(n_rounds=10, **SETTINGS), network, Classification(10))
+        algorithm = method(method.settings_class.of(n_rounds=10, **SETTINGS), network, Classification(10))
         reached = marks_of(algorithm, run_rounds(algorithm, train).models, train, test).mean()
         print(f"(d) {method.title} after 10 rounds, sample-weighted test accuracy: {reached:.4f}", flush=True)
 

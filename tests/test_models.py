@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from learn2pfed.algorithms.base import Outcome
 from learn2pfed.algorithms.fedavg import FedAvg
-from learn2pfed.algorithms.fedper import FedPer
+from learn2pfed.algorithms.fedper import FedPer, FedPerSettings
 from learn2pfed.algorithms.local import Batch, Local, LocalSettings, Optimizer
 from learn2pfed.data.federated import Samples
 from learn2pfed.engines.plain import run_plain
@@ -300,7 +300,7 @@ def both(algorithm: FedAvg | FedPer, data: Samples) -> Tensor:
 def test_ones_own_module_shares_its_body_and_keeps_its_head() -> None:
     torch.manual_seed(0)
     net = Network(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)).double(), head="2")
-    algorithm = FedPer(LocalSettings(n_rounds=3, batch_size=4), net, Regression())
+    algorithm = FedPer(FedPerSettings(n_rounds=3, batch_size=4), net, Regression())
     assert Simulator(algorithm, clients()).axis
     bodies, heads = net.cut(both(algorithm, clients()))
     assert torch.equal(bodies, bodies[:1].expand_as(bodies))
@@ -309,7 +309,7 @@ def test_ones_own_module_shares_its_body_and_keeps_its_head() -> None:
 
 def test_what_cannot_run_for_all_at_once_runs_one_by_one() -> None:
     torch.manual_seed(0)
-    algorithm = FedPer(LocalSettings(n_rounds=2, batch_size=4), Network(Recurrent().double()), Regression())
+    algorithm = FedPer(FedPerSettings(n_rounds=2, batch_size=4), Network(Recurrent().double()), Regression())
     assert not Simulator(algorithm, clients()).axis
     assert torch.isfinite(both(algorithm, clients())).all()
 
