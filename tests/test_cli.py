@@ -94,7 +94,8 @@ def test_resume_does_only_what_is_left(here: Path, monkeypatch: pytest.MonkeyPat
     assert [row["value"] for row in again].count(0.125) == 5
 
 
-PROGRAM = [sys.executable, "-c", "from learn2pfed.cli import main; main()"]
+HEARS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # also in the background of a shell
+PROGRAM = [sys.executable, "-c", f"{HEARS}; from learn2pfed.cli import main; main()"]
 QUIET = os.environ | {"PYTHONWARNINGS": "ignore"}
 
 
