@@ -92,11 +92,11 @@ def test_a_state_of_another_form_is_begun_anew(tmp_path: Path, monkeypatch: pyte
     stops = [Simulator(method, clients()).snapshot() for method in (algorithm, other)]
     path = tmp_path / "state.safetensors"
     checkpoints.put(path, checkpoints.Stop(stops[0], {}), "it")
-    assert checkpoints.get(path, stops[0], "it") is not None
-    assert checkpoints.get(path, stops[0], "another") is None
-    assert checkpoints.get(path, stops[1], "it") is None
+    assert checkpoints.get(path, lambda: stops[0], "it") is not None
+    assert checkpoints.get(path, lambda: stops[0], "another") is None
+    assert checkpoints.get(path, lambda: stops[1], "it") is None
     checkpoints.put(path, checkpoints.Stop(stops[1], {}), "it")
-    assert checkpoints.get(path, stops[0], "it") is None
+    assert checkpoints.get(path, lambda: stops[0], "it") is None
 
 
 def test_another_fit_of_the_same_task_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

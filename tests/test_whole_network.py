@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -102,8 +103,6 @@ def test_the_slope_of_s_is_that_of_the_loss_on_rows_set_aside(blocks: str) -> No
 
 
 def home_with(algorithm: WholeNetwork, data: Samples, i: int, set_aside: float) -> Local:
-    from dataclasses import replace
-
     return replace(home(algorithm, data, (i,), axis=False), set_aside=set_aside)
 
 

@@ -31,10 +31,16 @@ def search_space(settings: type[BaseModel]) -> Space:
 
     A class of settings may name some in `NOT_SEARCHED`, since it does not use them.
     """
-    unused: tuple[str, ...] = getattr(settings, "NOT_SEARCHED", ())
+    unused = not_searched(settings)
     return {
         name: note
         for name, field in settings.model_fields.items()
         for note in field.metadata
         if isinstance(note, (Span, Choice)) and name not in unused
     }
+
+
+def not_searched(settings: type[BaseModel]) -> tuple[str, ...]:
+    """Settings that this class does not use."""
+    found: tuple[str, ...] = getattr(settings, "NOT_SEARCHED", ())
+    return found

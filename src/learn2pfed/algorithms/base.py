@@ -122,6 +122,13 @@ def tree(function: Callable[..., Any], *trees: Any) -> Any:
     return type(trees[0])(*(tree(function, *parts) for parts in zip(*trees, strict=True)))
 
 
+def tensors_of(nested: Any) -> list[Tensor]:
+    """All tensors of nested NamedTuples, in the order in which `tree` meets them."""
+    found: list[Tensor] = []
+    tree(found.append, nested)
+    return found
+
+
 S = TypeVar("S")
 
 

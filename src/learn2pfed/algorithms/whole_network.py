@@ -230,6 +230,7 @@ class WholeNetwork(Rounds):
 
 
 LEARNING = ("share_lr", "private_at", "head_blocks")
+"""What counts only where s is learned."""
 
 
 class FixedShareSettings(WholeNetworkSettings):

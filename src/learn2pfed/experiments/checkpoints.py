@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -14,7 +14,7 @@ import safetensors
 from safetensors.torch import save
 from torch import Tensor
 
-from learn2pfed.algorithms.base import Traffic, tree
+from learn2pfed.algorithms.base import Traffic, tensors_of, tree
 from learn2pfed.engines.rounds import Snapshot
 from learn2pfed.experiments.base import Task
 from learn2pfed.results.store import write_whole
@@ -54,9 +54,6 @@ class Stop(NamedTuple):
 def put(path: Path, stop: Stop, of: str) -> None:
     """All tensors by their place in the state; everything else beside them as JSON. `of` says which fit it is."""
     state = stop.snapshot
-    tensors: list[Tensor] = []
-    for part in (state.server, state.kept, state.joined):
-        tree(tensors.append, part)
     traffic = [state.traffic.bytes_up, state.traffic.bytes_down, state.traffic.n_exchanges]
     said = {
         "round": state.round,
@@ -65,11 +62,15 @@ def put(path: Path, stop: Stop, of: str) -> None:
         "notes": stop.notes,
         "of": of,
     }
-    named = {str(place): tensor.clone().contiguous() for place, tensor in enumerate(tensors)}
+    named = {str(place): tensor.clone().contiguous() for place, tensor in enumerate(_tensors(state))}
     write_whole(path, save(named, {"said": json.dumps(said)}))
 
 
-def get(path: Path, like: Snapshot, of: str) -> Stop | None:
+def _tensors(state: Snapshot) -> list[Tensor]:
+    return [tensor for part in (state.server, state.kept, state.joined) for tensor in tensors_of(part)]
+
+
+def get(path: Path, begin: Callable[[], Snapshot], of: str) -> Stop | None:
     """What was put there, in the form of a state at the beginning; None where nothing of this fit can be used."""
     try:
         with safetensors.safe_open(path, "pt") as file:
@@ -77,12 +78,9 @@ def get(path: Path, like: Snapshot, of: str) -> Stop | None:
             tensors = [file.get_tensor(str(place)) for place in range(len(file.keys()))]
     except (OSError, safetensors.SafetensorError, KeyError, ValueError, TypeError):
         return None
-    parts: list[Tensor] = []
-    for part in (like.server, like.kept, like.joined):
-        tree(parts.append, part)
-    if said.get("of") != of or [tensor.dtype for tensor in tensors] != [tensor.dtype for tensor in parts]:
+    like, rest = begin(), iter(tensors)
+    if said.get("of") != of or [tensor.dtype for tensor in tensors] != [tensor.dtype for tensor in _tensors(like)]:
         return None
-    rest = iter(tensors)
     server, kept, joined = (tree(lambda _: next(rest), part) for part in (like.server, like.kept, like.joined))
     traffic, missing = Traffic(*said["traffic"]), {int(i): count for i, count in said["missing"]}
     return Stop(Snapshot(said["round"], server, kept, joined, traffic, missing), said["notes"])

@@ -44,7 +44,7 @@ class ProtocolConfig(Config):
         """
         method = method_named(name)
         how = method.settings_class
-        protocol = {"n_rounds": self.n_rounds, "join": join, "epochs": self.epochs, "batch_size": self.batch_size}
+        protocol = self.model_dump(include=set(PROTOCOL)) | {"join": join}
         common = {field: value for field, value in protocol.items() if field in how.model_fields}
         as_many = how.of_steps(self.epochs * -(-rows // self.batch_size))  # batches as the others' epochs have
         return method(how.of(**own, **common, **as_many, seed=seed), network, task)
@@ -162,10 +162,8 @@ def fit(
     simulator a fit that was stopped goes on where it was (see `checkpoints`).
     """
     path = checkpoints.place() if engine == "simulation" else None
-    of = (
-        f"{versions()} {algorithm.name} {algorithm.settings.model_dump_json()} {algorithm.network.shapes} {train.sizes}"
-    )
-    stop = None if path is None else checkpoints.get(path, Simulator(algorithm, train).snapshot(), of)
+    of = "" if path is None else _identity(algorithm, train)
+    stop = None if path is None else checkpoints.get(path, lambda: Simulator(algorithm, train).snapshot(), of)
     curve: Points = dict(stop.notes["curve"]) if stop else {}
     sent: Points = dict(stop.notes["sent"]) if stop else {}
     watched: list[Any] = stop.notes["watched"] if stop else []
@@ -198,6 +196,12 @@ def fit(
             f"{algorithm.title}: {len(outcome.missing)} client(s) left the finite numbers: lower the step size."
         )
     return Fitted(outcome, _means(algorithm, outcome.models, train, test), curve, sent, seconds, watched)
+
+
+def _identity(algorithm: Rounds, train: Samples) -> str:
+    """What must be the same for a fit to go on."""
+    settings = algorithm.settings.model_dump_json()
+    return f"{versions()} {algorithm.name} {settings} {algorithm.network.shapes} {train.sizes}"
 
 
 def _means(algorithm: Rounds, models: torch.Tensor, train: Samples, test: Samples) -> NDArray[np.float64]:

@@ -34,7 +34,7 @@ from learn2pfed.experiments.comparing import (
 from learn2pfed.models.modules import build
 from learn2pfed.models.network import Network
 from learn2pfed.results.records import Detail, Row, rounded
-from learn2pfed.search import Choice, Space, Span
+from learn2pfed.search import Choice, Space, Span, not_searched
 from learn2pfed.tasks import Classification
 
 METHODS = tuple(BASELINES | OURS)
@@ -149,11 +149,9 @@ def parts_of(config: SharedOut, setting: Setting, seed: int, tuning: bool = Fals
     return partition(labels, n, beta, rule, seed, config.min_size, n_images, among)
 
 
-def algorithm_of(
-    config: SharedOut, name: str, own: dict[str, Any], study: Study, seed: int, head: str | None = "head"
-) -> Rounds:
+def algorithm_of(config: ImagesConfig, name: str, study: Study, seed: int) -> Rounds:
     """A method with the network of its data; its head is one layer."""
-    return with_network(config, name, own, study, seed, lambda module: Network(module, head))
+    return with_network(config, name, config.own[name], study, seed, lambda module: Network(module, config.head))
 
 
 def with_network(
@@ -209,7 +207,7 @@ class ImagesExperiment(Comparison):
                 parts_of(config, setting, seed)
             study = study_of(config, setting, config.first_seed)
             for name in config.algorithms:
-                algorithm_of(config, name, config.own[name], study, config.first_seed, config.head).check(study.train)
+                algorithm_of(config, name, study, config.first_seed).check(study.train)
         return [
             Task(setting, TITLES[name], seed)
             for setting in config.names()
@@ -222,18 +220,17 @@ class ImagesExperiment(Comparison):
         """Fit, and judge on the test images."""
         study = study_of(config, config.names()[task.setting], task.seed)
         name = self.name_of(task.algorithm)
-        algorithm = algorithm_of(config, name, config.own[name], study, task.seed, config.head)
+        algorithm = algorithm_of(config, name, study, task.seed)
         first = task.seed == config.first_seed
         n_rounds = algorithm.settings.n_rounds
-        learns = isinstance(algorithm, WholeNetwork) and algorithm.learns
+        learner = algorithm if first and isinstance(algorithm, WholeNetwork) and algorithm.learns else None
         at = looks(n_rounds, POINTS) if first else ()
-        watch = shares_of if first and learns else None
-        fitted = fit(algorithm, config.engine, study.train, study.judged, at, watch)
+        fitted = fit(algorithm, config.engine, study.train, study.judged, at, shares_of if learner else None)
         measured = measures(fitted, study, n_rounds)
-        series: dict[str, Any] = dict(fitted.series) if first else {}
-        if first and isinstance(algorithm, WholeNetwork) and learns:
-            series |= {"shares": fitted.watched, "blocks": list(algorithm.names)}
-            series["confusion"] = confusion(algorithm, fitted.outcome.models, study)
+        series = dict(fitted.series)
+        if learner:
+            series |= {"shares": fitted.watched, "blocks": list(learner.names)}
+            series["confusion"] = confusion(learner, fitted.outcome.models, study)
         if first and name == next(name for name in METHODS if name in config.algorithms):
             series["counts"] = study.parts.counts(study.images.labels).tolist()
         detail = Detail(**task._asdict(), series=series) if series else None
@@ -243,8 +240,9 @@ class ImagesExperiment(Comparison):
         """Every method."""
         found = {}
         for key, space in spaces_of(("own",), METHODS, config.algorithms).items():
-            fields = method_named(key.partition(".")[2]).settings_class.model_fields
-            last = {"final_epochs": LAST_PASS} if "final_epochs" in fields and key != "own.own-frequencies" else {}
+            how = method_named(key.partition(".")[2]).settings_class
+            has_one = "final_epochs" in how.model_fields and "final_epochs" not in not_searched(how)
+            last = {"final_epochs": LAST_PASS} if has_one else {}
             found[key] = {name: RATE_SPAN if name in RATES else where for name, where in (space | last).items()}
         return found
 
@@ -255,8 +253,7 @@ class ImagesExperiment(Comparison):
         found = []
         for setting in small.names().values():
             study = study_of(small, setting, TUNING_SEED, tuning=True)
-            name = key.partition(".")[2]
-            algorithm = algorithm_of(small, name, config.own[name], study, TUNING_SEED, config.head)
+            algorithm = algorithm_of(small, key.partition(".")[2], study, TUNING_SEED)
             found.append(1 - fit(algorithm, config.engine, study.train, study.judged).marks.mean())
         return float(np.mean(found))
 

@@ -12,17 +12,16 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from learn2pfed.algorithms.base import Message, Outcome, Spec, tree
+from learn2pfed.algorithms.base import Message, Outcome, Spec, tensors_of
 from learn2pfed.algorithms.rounds import Rounds
 from learn2pfed.data.federated import Samples
 from learn2pfed.engines.messages import size
 from learn2pfed.engines.rounds import home
 from learn2pfed.errors import Learn2pFedError, instead
-from learn2pfed.experiments.base import Column, Done, Task, by_setting_and_metric, rows_of, timed
+from learn2pfed.experiments.base import Done, Task, rows_of, timed
 from learn2pfed.experiments.comparing import Comparison, OwnSettings, ProtocolConfig, every_method
 from learn2pfed.experiments.images import METHODS, MODELS, START, TITLES
 from learn2pfed.models.modules import build
-from learn2pfed.results.records import Row
 from learn2pfed.tasks import Classification
 
 SHAPES = {"cifar10": (3, 32, 32), "fashion-mnist": (1, 28, 28)}
@@ -128,20 +127,9 @@ class ResourcesExperiment(Comparison):
         model = client.algorithm.network.start
         return Done(rows_of(task, Outcome(model[None], model), seconds, measured), None)
 
-    def columns(self, rows: Sequence[Row]) -> list[Column]:
-        """Each number by data."""
-        return by_setting_and_metric(rows)
-
-
-def tensors_of(kept: Any) -> list[Tensor]:
-    """All tensors of nested NamedTuples."""
-    found: list[Tensor] = []
-    tree(found.append, kept)
-    return found
-
 
 def held(kept: Any) -> int:
-    """Their bytes."""
+    """Bytes of all its tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(kept))
 
 
