@@ -29,6 +29,7 @@ SHAPES = (("o", "circle"), ("s", "square"), ("D", "diamond"), ("^", "triangle-up
 LETTER = 0.068  # inches of a letter of a tick label
 LONGEST = 26  # letters of a name that are shown; hovering shows all
 MOST_ROWS, MOST_COLUMNS = 60, 40  # names beside an axis; of more only every second, third, ... is written
+FEW_DECADES = 3  # that leave room for numbers between powers of ten
 PIXELS = 300 / 3.1  # of plotly for an inch of matplotlib
 
 
@@ -274,7 +275,7 @@ def _draw_series(panel: Panel, axes: Any) -> dict[str, Any]:
 
 def _label_log(axis: Any, values: Sequence[float]) -> None:
     """Numbers at powers of ten and, where these are few, at 2 and 5."""
-    if _decades(values) < 4:
+    if _decades(values) < FEW_DECADES:
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter("{x:g}")
 
@@ -468,7 +469,7 @@ def _add_dumbbell(page: Any, panel: Dumbbell, at: dict[str, int]) -> None:
 def _log_axis(values: Sequence[float]) -> dict[str, Any]:
     """Whole numbers at powers of ten and, where these are few, at 2 and 5; plotly would write bare digits."""
     decades = _decades(values)
-    step = {} if decades < 0.7 else {"dtick": "D2"} if decades < 4 else {"dtick": 1}
+    step = {} if decades < 0.7 else {"dtick": "D2"} if decades < FEW_DECADES else {"dtick": 1}
     return {"type": "log", "tickformat": "~g", **step}
 
 
