@@ -48,7 +48,14 @@ def whole(network: Network | None = None, **changes: Any) -> WholeNetwork:
     return WholeNetwork(WholeNetworkSettings.of(**settings), mlp() if network is None else network, CLASSES)
 
 
-FIXED: dict[str, Any] = {"own_frequencies": False, "set_aside": 0.0, "share": 0.0, "remember": 0.0, "final_epochs": 0}
+FIXED: dict[str, Any] = {
+    "own_frequencies": False,
+    "by_class": False,
+    "set_aside": 0.0,
+    "share": 0.0,
+    "remember": 0.0,
+    "final_epochs": 0,
+}
 
 
 def test_all_private_is_local_only() -> None:
@@ -152,14 +159,14 @@ def test_what_a_client_remembers_is_the_mean_of_its_rounds_the_later_the_more() 
 
 
 def test_a_block_goes_private_where_s_passes_the_limit_and_stays_so() -> None:
-    algorithm = whole(private_at=0.9, private_after=0.5, n_rounds=4)
+    algorithm = whole(private_at=0.9, private_after=0.5, learn_until=1.0, n_rounds=4, by_class=False)
     server = algorithm.opening(2)
     slope = torch.tensor([-1.0, 1.0, -1.0, 1.0], dtype=torch.float64)
-    n = torch.tensor(5)
+    rows = {"n": torch.tensor(5), "counts": torch.zeros(0, dtype=torch.int64)}
 
     def gathered(server: Server, t: int) -> Server:
         shared = int((~server.private[algorithm.block]).sum())
-        return algorithm.gather(server, t, {0: {"w": torch.ones(shared).double(), "slope": slope, "n": n}})
+        return algorithm.gather(server, t, {0: {"w": torch.ones(shared).double(), "slope": slope, **rows}})
 
     early = gathered(server._replace(logit=torch.full((4,), 5.0).double()), 0)
     assert not early.private.any()
@@ -201,18 +208,54 @@ def test_who_never_took_part_has_what_is_shared_and_its_own_frequencies(run: Cal
         torch.testing.assert_close(found.models[i], expected, rtol=0, atol=1e-12)
 
 
-def test_all_rows_are_used_in_the_end() -> None:
+@pytest.mark.parametrize("learn_until", [1.0, 0.5])
+def test_rows_are_set_aside_only_while_s_is_learned(learn_until: float) -> None:
     data = clients()
     outcomes = []
     for change in (0.0, 1.0):
         X = data.X.clone()
-        algorithm = whole(set_aside=0.3, share=0.5, n_rounds=1)
+        algorithm = whole(set_aside=0.3, share_lr=1e-15, n_rounds=2, learn_until=learn_until)
         aside = Local.split(home_with(algorithm, data, 0, 0.3), 0)[1]
         X[aside] += change
         outcomes.append(run_rounds(algorithm, Samples(data.names, X, data.y, data.sizes)))
-    assert torch.equal(outcomes[0].global_model, outcomes[1].global_model)  # rounds did not see them, s being fixed
-    assert not torch.equal(outcomes[0].models[0], outcomes[1].models[0])
-    assert torch.equal(outcomes[0].models[1:], outcomes[1].models[1:])
+    far = [(one - other).abs().max() > 1e-3 for one, other in zip(outcomes[0].models, outcomes[1].models, strict=True)]
+    if learn_until == 1.0:  # s moves by nothing, so that only the last pass of the client itself can tell
+        assert torch.equal(outcomes[0].global_model, outcomes[1].global_model)
+        assert far == [True, False, False, False]
+    else:
+        assert all(far)
+
+
+def test_a_class_is_averaged_over_those_who_have_it() -> None:
+    algorithm = whole()
+    network, server = algorithm.network, algorithm.opening(2)
+    values = torch.tensor([1.0, 2.0]).double()
+    counts = torch.tensor([[3, 1, 0], [1, 9, 0]])
+    replies = {
+        i: {"w": values[i].expand(51), "slope": torch.zeros(4), "counts": counts[i], "n": counts[i].sum()}
+        for i in range(2)
+    }
+    found = network.unflatten(algorithm.gather(server, 0, replies).w)
+    before = network.unflatten(server.w)
+    for name in ("head.weight", "head.bias"):
+        for c, expected in enumerate((5 / 4, 19 / 10)):
+            torch.testing.assert_close(found[name][c], torch.full_like(found[name][c], expected))
+        assert torch.equal(found[name][2], before[name][2])  # nobody has it
+    for name in ("layers.0.weight", "layers.0.bias"):
+        torch.testing.assert_close(found[name], torch.full_like(found[name], 24 / 14))
+
+
+@pytest.mark.parametrize("axis", [False, True])
+def test_a_client_sends_its_rows_of_each_class(axis: bool) -> None:
+    algorithm, data = whole(), clients()
+    local = home(algorithm, data, (2,), axis=axis)
+    ((heard, _),) = algorithm.tells(algorithm.opening(4), (2,))
+    kept = algorithm.begin()
+    if axis:
+        kept = type(kept)(*(tensor[None] for tensor in kept))
+    _, reply = algorithm.work(kept, local, heard)
+    assert reply["counts"].view(-1).tolist() == torch.bincount(data.clients[2].y, minlength=3).tolist()
+    assert algorithm_for_numbers().n_counts == 0
 
 
 def test_a_run_goes_on_with_private_blocks() -> None:
@@ -250,8 +293,10 @@ def test_what_is_wrong_is_refused_with_a_reason() -> None:
     with pytest.raises(Learn2pFedError, match=r"private: the network has no layer 'tail'; there are layers.0, head\."):
         whole(private=("tail",))
     headless = Network(nn.Linear(4, 3).double(), None)
-    with pytest.raises(Learn2pFedError, match="own_frequencies needs a head whose last layer has a bias for each"):
+    with pytest.raises(Learn2pFedError, match="own_frequencies and by_class need a head whose last layer has a bias"):
         whole(headless)
-    assert whole(headless, own_frequencies=False).last_bias is None
+    with pytest.raises(Learn2pFedError, match="set both to false"):
+        whole(headless, own_frequencies=False)
+    assert whole(headless, own_frequencies=False, by_class=False).last_bias is None
     with pytest.raises(Learn2pFedError, match="share: input should be less than or equal to 1, got 2"):
         whole(share=2)

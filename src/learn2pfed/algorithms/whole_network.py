@@ -11,15 +11,17 @@ Update:
    client left them. d_i is the mean of u_i - w - o_i over the rounds that it took part in, a round counting β times as
    much as the next (`remember`): what one round draws at random goes, what is the client's own stays.
 2. client: g_ij = ⟨∇F_i(v_i)_j, d_ij⟩ for each block j, F_i over the rows set aside: the slope of s_j.
-3. client sends u_i - o_i in the blocks that are shared, and g_i.
-4. server: w = Σ n_i (u_i - o_i) / Σ n_i;  logit(s) by Adam on the mean of the g_i;  a block whose s passes `private_at`
-   goes private: from then on it is neither sent nor averaged.
+3. client sends u_i - o_i in the blocks that are shared, g_i, n_i and n_ic, its rows of each class.
+4. server: w = Σ n_i (u_i - o_i) / Σ n_i, in the last layer's row of class c with n_ic for n_i (`by_class`): there a
+   client without that class has learned nothing, and would only hold the others back;  logit(s) by Adam on the mean of
+   the g_i;  a block whose s passes `private_at` goes private: from then on it is neither sent nor averaged.
 
-At the end every client takes step 1 once more, on all its rows, and has v_i.
+After `learn_until` of the rounds s is as it is, and clients train on all their rows. At the end every client takes step
+1 once more, and has v_i.
 
-Corners, without o_i, β and rows set aside, and with s held fixed: s = 0 is FedAvg, s = 1 FedAvg + FT; without the last
-pass, s = 0 with a private head is FedPer, and all private is Local-Only with an optimiser that forgets between rounds.
-One s between 0 and 1 for all blocks is, like Ditto's λ, one number for how far the client follows w.
+Corners, without o_i, β, n_ic and rows set aside, and with s held fixed: s = 0 is FedAvg, s = 1 FedAvg + FT; without the
+last pass, s = 0 with a private head is FedPer, and all private is Local-Only with an optimiser that forgets between
+rounds. One s between 0 and 1 for all blocks is, like Ditto's λ, one number for how far the client follows w.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from torch import Tensor
 
 from learn2pfed.algorithms.base import Message, Replies, Spec, Specs
 from learn2pfed.algorithms.local import Local, LocalSettings, Memory, Optimizer
-from learn2pfed.algorithms.rounds import Home, Rounds, Told, mean_by_rows
+from learn2pfed.algorithms.rounds import Home, Rounds, Told
 from learn2pfed.algorithms.settings import RoundSettings
 from learn2pfed.errors import Learn2pFedError, MessageError
 from learn2pfed.models.network import Network
@@ -46,9 +48,11 @@ class WholeNetworkSettings(LocalSettings):
 
     own_frequencies: bool = Field(True, description="o_i; false: nothing is added")
     smoothing: float = Field(0.1, gt=0, description="of the frequencies, in rows a class")
+    by_class: bool = Field(True, description="the last layer averaged by rows of each class; false: by rows")
     set_aside: float = Field(0.15, ge=0, lt=1, description="share of a client's rows by which s is learned; 0: by all")
     share: Annotated[float | None, Field(ge=0, le=1)] = Field(None, description="s of all blocks, fixed; none: learned")
     share_lr: Annotated[float, Choice((0.1, 0.3))] = Field(0.3, gt=0, description="step size for logit(s)")
+    learn_until: float = Field(0.6, ge=0, le=1, description="share of the rounds in which s is learned")
     private: tuple[str, ...] = Field((), description="layers that are private from the start")
     private_at: Annotated[float, Choice((0.9, 0.95, 1.0))] = Field(0.95, gt=0, le=1, description="1: no block goes")
     private_after: float = Field(0.3, ge=0, le=1, description="share of the rounds before which no block goes private")
@@ -107,28 +111,45 @@ class WholeNetwork(Rounds):
             raise Learn2pFedError(f"private: the network has no layer {unknown[0]!r}; there are {layers}.")
         self.learns = how.share is None
         self.learner = Optimizer("adam", how.share_lr)
-        self.last_bias = self._last_bias() if how.own_frequencies and isinstance(task, Classification) else None
+        needed = isinstance(task, Classification) and (how.own_frequencies or how.by_class)
+        self.last_bias = self._last_bias() if needed else None
+        self.n_counts = task.n_outputs if needed and how.by_class else 0
+        self.counted = self._counted()
 
     def _last_bias(self) -> str:
-        """The bias to which log frequencies are added."""
+        """The bias that has a number for each class."""
         last = [name for name in self.network.shapes if name in self.network.names["head"] and name.endswith("bias")]
         name = last[-1] if last else ""
         if self.network.shapes.get(name) != (self.task.n_outputs,):
             raise Learn2pFedError(
-                "own_frequencies needs a head whose last layer has a bias for each class: give it one, or set "
-                "own_frequencies = false."
+                "own_frequencies and by_class need a head whose last layer has a bias for each class: give it one, or "
+                "set both to false."
             )
         return name
 
+    def _counted(self) -> Tensor:
+        """(P,): the class whose rows a parameter is averaged by, -1 for all rows."""
+        last = self.last_bias.rpartition(".")[0] if self.last_bias and self.n_counts else None
+        found = [
+            torch.arange(shape[0]).repeat_interleave(size // shape[0])
+            if name.rpartition(".")[0] == last
+            else torch.full((size,), -1)
+            for (name, shape), size in zip(self.network.shapes.items(), self.network.sizes, strict=True)
+        ]
+        return torch.cat(found)
+
+    def counts(self, local: Local) -> Tensor:
+        """Rows of each class, (..., C); those of all rows, also while some are set aside."""
+        rows = [local.y[start : start + n] for start, n in zip(local.starts, local.sizes, strict=True)]
+        counts = torch.stack([torch.bincount(y, minlength=self.task.n_outputs) for y in rows])
+        return counts if local.axis else counts[0]
+
     def offset(self, local: Local) -> Tensor:
         """o_i, (..., P)."""
-        zero = self.network.start.new_zeros(len(local.clients), self.network.n_parameters)
-        if self.last_bias is not None:
-            rows = [local.y[start : start + n] for start, n in zip(local.starts, local.sizes, strict=True)]
-            counts = torch.stack([torch.bincount(y, minlength=self.task.n_outputs) for y in rows]).to(zero.dtype)
-            smooth = counts + self.settings.smoothing
-            zero = self.network.flatten({self.last_bias: (smooth / smooth.sum(1, keepdim=True)).log()})
-        return zero if local.axis else zero[0]
+        if self.last_bias is None or not self.settings.own_frequencies:
+            return self.network.start.new_zeros(*local.lead, self.network.n_parameters)
+        smooth = self.counts(local).to(self.network.start.dtype) + self.settings.smoothing
+        return self.network.flatten({self.last_bias: (smooth / smooth.sum(-1, keepdim=True)).log()})
 
     # what travels
 
@@ -159,9 +180,15 @@ class WholeNetwork(Rounds):
         return specs | {"w": specs["w"]._replace(or_shorter=True)}
 
     def reply_specs(self, server: Server) -> Specs:
-        """u_i - o_i in the blocks that are shared, the slope of s, and the number of rows."""
+        """u_i - o_i in the blocks that are shared, the slope of s, and the numbers of rows."""
         shared = int((~server.private[self.block]).sum())
-        return {"w": self.vector(shared), "slope": self.vector(self.n_blocks), "n": Spec((), torch.int64)}
+        counts = Spec((self.n_counts,), torch.int64)
+        return {
+            "w": self.vector(shared),
+            "slope": self.vector(self.n_blocks),
+            "counts": counts,
+            "n": Spec((), torch.int64),
+        }
 
     # what is done
 
@@ -185,14 +212,20 @@ class WholeNetwork(Rounds):
     def work(self, kept: Kept, local: Local, heard: Message) -> tuple[Kept, Message]:
         """Steps 1 to 3."""
         start, share, shared = self.common(kept, local, heard)
-        seen = replace(local, set_aside=self.settings.set_aside)
+        learning = self.learns_in(local.round)
+        seen = replace(local, set_aside=self.settings.set_aside) if learning else local
         kept = self.trained(kept, seen, start, self.settings.epochs)
         slope = start.new_zeros(*local.lead, self.n_blocks)
-        if self.learns:
+        if learning:
             judged = next(replace(seen, only_aside=True, batch_size=max(local.sizes)).batches(1))
             at = local.gradient(self.mixed(kept, start, share, shared) + self.offset(local), judged)
             slope.index_add_(-1, self.block, at * kept.moved / kept.weight * shared)
-        return kept, {"w": kept.own[..., shared], "slope": slope}
+        counts = self.counts(local) if self.n_counts else torch.zeros(*local.lead, 0, dtype=torch.int64)
+        return kept, {"w": kept.own[..., shared], "slope": slope, "counts": counts}
+
+    def learns_in(self, t: int) -> bool:
+        """Whether s is learned in round t, counted from 0."""
+        return self.learns and t < self.settings.learn_until * self.settings.n_rounds
 
     def trained(self, kept: Kept, local: Local, start: Tensor, epochs: int) -> Kept:
         """Step 1."""
@@ -209,10 +242,11 @@ class WholeNetwork(Rounds):
     def gather(self, server: Server, t: int, replies: Replies) -> Server:
         """Step 4."""
         how, w, met = self.settings, server.w.clone(), server.met.clone()
-        w[~server.private[self.block]] = mean_by_rows(replies, "w")
+        shared = ~server.private[self.block]
+        w[shared] = self.mean(replies, self.counted[shared], w[shared])
         met[list(replies)] = True
         server = server._replace(w=w, met=met)
-        if not self.learns:
+        if not self.learns_in(t):
             return server
         s = server.logit.sigmoid()
         slope = torch.stack([reply["slope"] for reply in replies.values()]).mean(0) * s * (1 - s)
@@ -220,6 +254,13 @@ class WholeNetwork(Rounds):
         logit = torch.where(server.private, server.logit, logit)
         going = (logit.sigmoid() > how.private_at) & (t + 1 >= how.private_after * how.n_rounds)
         return server._replace(logit=logit, memory=memory, private=server.private | going)
+
+    def mean(self, replies: Replies, counted: Tensor, before: Tensor) -> Tensor:
+        """Σ n_i w_i / Σ n_i, with n_ic where a class is counted; as before where nobody has that class."""
+        stacked = torch.stack([reply["w"] for reply in replies.values()])
+        n = torch.stack([torch.cat([reply["counts"], reply["n"].view(1)]) for reply in replies.values()])
+        weight = n.to(stacked.dtype)[:, counted]
+        return torch.where(weight.sum(0) > 0, (weight * stacked).sum(0) / weight.sum(0), before)
 
     def personal(self, kept: Kept, local: Local, heard: Message) -> Tensor:
         """v_i, from all rows."""
@@ -234,11 +275,10 @@ LEARNING = ("share_lr", "private_at", "head_blocks")
 
 
 class FixedShareSettings(WholeNetworkSettings):
-    """One s for all blocks, and no rows set aside, as nothing is learned by them."""
+    """One s for all blocks."""
 
     NOT_SEARCHED: ClassVar[tuple[str, ...]] = LEARNING
     share: Annotated[float, Choice((0.1, 0.25, 0.5, 0.75, 1.0))] = Field(0.5, ge=0, le=1, description="s of all blocks")
-    set_aside: float = Field(0.0, ge=0, lt=1, description="share of a client's rows that no round sees")
 
 
 class FixedShare(WholeNetwork):
@@ -255,6 +295,7 @@ class OwnFrequenciesSettings(FixedShareSettings):
     """s = 0."""
 
     NOT_SEARCHED: ClassVar[tuple[str, ...]] = (*LEARNING, "share", "remember", "final_epochs")
+    by_class: bool = Field(False, description="the last layer averaged by rows of each class; false: by rows")
     share: float = Field(0.0, ge=0, le=1, description="s of all blocks")
     final_epochs: int = Field(0, ge=0, description="epochs of the last u_i, of which nothing is kept")
 
