@@ -48,12 +48,19 @@ def test_a_network_of_ones_own_is_run_as_the_document_says(tmp_path: Path, monke
     assert sent[0] < sent[1]  # without a head all of it is shared
 
 
-def test_the_plug_in_is_attached_as_the_document_says() -> None:
-    names: dict[str, Any] = {}
-    (code,) = snippets("docs/images.md")
-    exec(compile(code, "images.md", "exec", dont_inherit=True), names)
-    assert names["network"].head == ("2",)
-    assert names["outcome"].models.shape == (2, names["network"].n_parameters)
+def test_networks_learn_as_the_document_about_images_says() -> None:
+    found = []
+    for code in snippets("docs/images.md"):
+        names: dict[str, Any] = {}
+        exec(compile(code, "images.md", "exec", dont_inherit=True), names)
+        assert names["network"].head == ("2",)
+        assert names["outcome"].models.shape == (len(names["data"]), names["network"].n_parameters)
+        found.append(names)
+    whole, _ = found
+    right = whole["whole"].task.marks
+    for i, client in enumerate(whole["data"].clients):
+        assert right(whole["network"].scores(whole["outcome"].models[i], client.X), client.y).double().mean() > 0.8
+    assert whole["outcome"].insight["share"].shape == (3, len(whole["whole"].names))
 
 
 def test_the_speeds_in_the_document_are_those_of_the_file() -> None:

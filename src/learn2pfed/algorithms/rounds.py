@@ -107,6 +107,10 @@ class Rounds(Conversation[Home]):
         """The client's own model, given what the server says at the end."""
         return local.each(heard["w"])
 
+    def learned(self, server: Any) -> Mapping[str, Tensor]:
+        """What the server knows of each client in the end, (M, ...)."""
+        return {}
+
     def scores(self, model: Tensor, local: Local, X: Tensor) -> Tensor:
         """What the client's own model makes of X."""
         return self.network.in_parts(self.network.scores, model, X)
@@ -243,7 +247,7 @@ class Rounds(Conversation[Home]):
         if not joined.any():
             raise DivergenceError(f"{self.title}: nobody ever gave a usable answer: lower the step size.")
         held = server[0] if server else self.network.start.clone()
-        return Verdict(held, [], frozenset(everyone), {"joined": joined})
+        return Verdict(held, [], frozenset(everyone), {"joined": joined, **self.learned(server)})
 
 
 def _at(told: Told, t: int) -> Told:

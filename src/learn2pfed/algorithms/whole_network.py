@@ -255,6 +255,11 @@ class WholeNetwork(Rounds):
         going = (logit.sigmoid() > how.private_at) & (t + 1 >= how.private_after * how.n_rounds)
         return server._replace(logit=logit, memory=memory, private=server.private | going)
 
+    def learned(self, server: Server) -> dict[str, Tensor]:
+        """s of every block, 1 where it went private; `names` has their names."""
+        share = torch.where(server.private, 1.0, server.logit.sigmoid())
+        return {"share": share.expand(len(server.met), -1)}
+
     def mean(self, replies: Replies, counted: Tensor, before: Tensor) -> Tensor:
         """Σ n_i w_i / Σ n_i, with n_ic where a class is counted; as before where nobody has that class."""
         stacked = torch.stack([reply["w"] for reply in replies.values()])

@@ -54,8 +54,11 @@ START = {
 }
 START["cfl"]["first_split"] = 5  # of rounds; there are few
 
-TUNING_SEED, TUNING_IMAGES, TUNING_ROUNDS = 500, 6000, 12
-"""Settings are tuned on the validation part of fewer images, in fewer rounds, with ten clients."""
+TUNING_SEED, TUNING_IMAGES, TUNING_ROUNDS = 500, 6000, 25
+"""Settings are tuned on fewer images, with ten clients."""
+
+TUNING_CLIENTS = 10
+"""All of them take part in a round."""
 
 FOR_TUNING = 10
 """Of so many images one is for tuning alone, unless the table takes all there are."""
@@ -128,14 +131,10 @@ def _images(source: str) -> Images:
 
 
 def study_of(config: SharedOut, setting: Setting, seed: int, tuning: bool = False) -> Study:
-    """Who has which images: to tune, others than the table has, and the validation part judges."""
+    """Who has which images: to tune, others than the table has."""
     images = _images(setting.data)
-    parts = parts_of(config, setting, seed, tuning)
-    if tuning and not parts.validates:
-        parts = parts.with_validation(images.labels, seed)
-    if not tuning:
-        parts = parts.without_validation()
-    train, judged = (samples(images, parts, part) for part in ("train", "validation" if tuning else "test"))
+    parts = parts_of(config, setting, seed, tuning).without_validation()
+    train, judged = (samples(images, parts, part) for part in ("train", "test"))
     return Study(images, parts, train, judged, min(1.0, config.n_joining / setting.n_clients))
 
 
@@ -189,10 +188,11 @@ class ImagesExperiment(Comparison):
     config_class = ImagesConfig
     titles = TITLES
     costs_by_setting = True
-    validation = "error on validation images, mean over data sets and Dirichlet parameters, ten clients"
+    validation = "error on images that are for tuning alone, mean over data sets, ten clients"
     tuning = (
         f"Settings were tuned on {TUNING_IMAGES:,} images that the table does not use (unless it uses all), ten "
-        f"clients, {TUNING_ROUNDS} rounds, with as many trials for every method, and are the same in all columns."
+        f"clients, {TUNING_ROUNDS} rounds, with as many trials for every method, every data set with one of the "
+        "Dirichlet parameters, and are the same in all columns."
     )
     presets = {  # noqa: RUF012
         "quick": {"n_rounds": 25, "some_rounds": 100, "n_images": 12_000, "min_size": 5},
@@ -225,7 +225,7 @@ class ImagesExperiment(Comparison):
         n_rounds = algorithm.settings.n_rounds
         learner = algorithm if first and isinstance(algorithm, WholeNetwork) and algorithm.learns else None
         at = looks(n_rounds, POINTS) if first else ()
-        fitted = fit(algorithm, config.engine, study.train, study.judged, at, shares_of if learner else None)
+        fitted = fit(algorithm, config.engine, study.train, study.judged, at, shares_of(learner) if learner else None)
         measured = measures(fitted, study, n_rounds)
         series = dict(fitted.series)
         if learner:
@@ -247,14 +247,16 @@ class ImagesExperiment(Comparison):
         return found
 
     def validate(self, config: ImagesConfig, key: str) -> float:
-        """Share of validation images that are wrong."""
-        few = {"n_images": TUNING_IMAGES, "n_rounds": TUNING_ROUNDS, "clients": (10,), "n_joining": 10}
-        small = config.model_copy(update=few)
+        """Share of held-out images that are wrong; data sets and Dirichlet parameters go through in turn."""
+        small = config.model_copy(update={"n_images": TUNING_IMAGES, "n_rounds": TUNING_ROUNDS})
+        data, betas = config.data, config.betas
         found = []
-        for setting in small.names().values():
-            study = study_of(small, setting, TUNING_SEED, tuning=True)
+        for i in range(max(len(data), len(betas))):
+            setting = Setting(data[i % len(data)], betas[i % len(betas)], TUNING_CLIENTS)
+            study = study_of(small, setting, TUNING_SEED, tuning=True)._replace(join=1.0)
             algorithm = algorithm_of(small, key.partition(".")[2], study, TUNING_SEED)
-            found.append(1 - fit(algorithm, config.engine, study.train, study.judged).marks.mean())
+            marks = fit(algorithm, config.engine, study.train, study.judged).marks
+            found.append(1 - np.average(marks, weights=study.judged.sizes))
         return float(np.mean(found))
 
     def columns(self, rows: Sequence[Row]) -> list[Column]:
@@ -273,11 +275,14 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
     return sorted(by_setting_and_metric(rows), key=place)
 
 
-def shares_of(simulator: Simulator) -> list[float]:
-    """s of every block, 1 where it went private."""
-    server = simulator.server
-    found: list[float] = rounded(torch.where(server.private, 1.0, server.logit.sigmoid()).tolist())
-    return found
+def shares_of(learner: WholeNetwork) -> Callable[[Simulator], list[float]]:
+    """s of every block as it stands."""
+
+    def now(simulator: Simulator) -> list[float]:
+        found: list[float] = rounded(learner.learned(simulator.server)["share"][0].tolist())
+        return found
+
+    return now
 
 
 def measures(fitted: Fitted, study: Study, n_rounds: int) -> dict[str, float]:
