@@ -259,7 +259,7 @@ class PowerExperiment(Comparison):
     costs_by_setting = True
     titles = TITLES
     presets = {  # noqa: RUF012
-        "quick": {"n_rounds": 20, "batch_size": 128, "n_joining": 5},
+        "quick": {"n_rounds": 20, "batch_size": 128, "n_joining": 5, "n_seeds": 3},
         "households": {
             "n_rounds": 20,
             "batch_size": 128,
