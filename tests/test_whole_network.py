@@ -44,7 +44,7 @@ def clients(sizes: tuple[int, ...] = (24, 15, 18, 30), shift: float = 1.0) -> Sa
 
 
 def whole(network: Network | None = None, **changes: Any) -> WholeNetwork:
-    settings = {"n_rounds": 3, "batch_size": 8, "lr": 0.05} | changes
+    settings = {"n_rounds": 3, "batch_size": 8, "lr": 0.05, "half": False} | changes
     return WholeNetwork(WholeNetworkSettings.of(**settings), mlp() if network is None else network, CLASSES)
 
 
@@ -243,6 +243,21 @@ def test_a_class_is_averaged_over_those_who_have_it() -> None:
         assert torch.equal(found[name][2], before[name][2])  # nobody has it
     for name in ("layers.0.weight", "layers.0.bias"):
         torch.testing.assert_close(found[name], torch.full_like(found[name], 24 / 14))
+
+
+def test_models_travel_in_half_the_bytes() -> None:
+    network, data = build("mlp", (4,), 3, hidden=(64, 64)), clients()
+    single = Samples(data.names, data.X.float(), data.y, data.sizes)
+    full, half = (
+        run_rounds(whole(network, half=half, final_epochs=0, optimizer="sgd"), single) for half in (False, True)
+    )
+    assert half.traffic.bytes_up < 0.6 * full.traffic.bytes_up
+    assert half.traffic.bytes_down < 0.6 * full.traffic.bytes_down
+    torch.testing.assert_close(half.models, full.models, rtol=0, atol=0.01)
+    assert not torch.equal(half.models, full.models)
+    same = run_plain(whole(network, half=True, final_epochs=0, optimizer="sgd"), single)
+    torch.testing.assert_close(half.models, same.models, rtol=0, atol=1e-5)
+    assert half.traffic == same.traffic
 
 
 @pytest.mark.parametrize("axis", [False, True])

@@ -17,11 +17,12 @@ Update:
    the g_i;  a block whose s passes `private_at` goes private: from then on it is neither sent nor averaged.
 
 After `learn_until` of the rounds s is as it is, and clients train on all their rows. At the end every client takes step
-1 once more, and has v_i.
+1 once more, and has v_i. Models travel as numbers of 16 bits (`half`), which halves the bytes: their rounding is far
+below what batches draw at random.
 
-Corners, without o_i, β, n_ic and rows set aside, and with s held fixed: s = 0 is FedAvg, s = 1 FedAvg + FT; without the
-last pass, s = 0 with a private head is FedPer, and all private is Local-Only with an optimiser that forgets between
-rounds. One s between 0 and 1 for all blocks is, like Ditto's λ, one number for how far the client follows w.
+Corners, without o_i, β, n_ic, rounding and rows set aside, and with s held fixed: s = 0 is FedAvg, s = 1 FedAvg + FT;
+without the last pass, s = 0 with a private head is FedPer, and all private is Local-Only with an optimiser that forgets
+between rounds. One s between 0 and 1 for all blocks is, like Ditto's λ, one number for how far the client follows w.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class WholeNetworkSettings(LocalSettings):
     own_frequencies: bool = Field(True, description="o_i; false: nothing is added")
     smoothing: float = Field(0.1, gt=0, description="of the frequencies, in rows a class")
     by_class: bool = Field(True, description="the last layer averaged by rows of each class; false: by rows")
+    half: bool = Field(True, description="models travel in half precision; false: as the network has them")
     set_aside: float = Field(0.15, ge=0, lt=1, description="share of a client's rows by which s is learned; 0: by all")
     share: Annotated[float | None, Field(ge=0, le=1)] = Field(None, description="s of all blocks, fixed; none: learned")
     share_lr: Annotated[float, Choice((0.1, 0.3))] = Field(0.3, gt=0, description="step size for logit(s)")
@@ -110,6 +112,7 @@ class WholeNetwork(Rounds):
             layers = ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in self.names))
             raise Learn2pFedError(f"private: the network has no layer {unknown[0]!r}; there are {layers}.")
         self.learns = how.share is None
+        self.travels = torch.float16 if how.half else network.dtype
         self.learner = Optimizer("adam", how.share_lr)
         needed = isinstance(task, Classification) and (how.own_frequencies or how.by_class)
         self.last_bias = self._last_bias() if needed else None
@@ -168,10 +171,10 @@ class WholeNetwork(Rounds):
 
     def tells(self, server: Server, clients: tuple[int, ...]) -> Told:
         """s, which blocks are private, and w: without these blocks, to those who have their own."""
-        common = {"share": server.logit.sigmoid(), "private": server.private}
+        common, w = {"share": server.logit.sigmoid(), "private": server.private}, server.w.to(self.travels)
         known = tuple(i for i in clients if server.met[i])
         new = tuple(i for i in clients if not server.met[i])
-        told = [({**common, "w": server.w[~server.private[self.block]]}, known), ({**common, "w": server.w}, new)]
+        told = [({**common, "w": w[~server.private[self.block]]}, known), ({**common, "w": w}, new)]
         return [(said, group) for said, group in told if group]
 
     def expects(self, kind: str, state: Home) -> Specs:
@@ -184,7 +187,7 @@ class WholeNetwork(Rounds):
         shared = int((~server.private[self.block]).sum())
         counts = Spec((self.n_counts,), torch.int64)
         return {
-            "w": self.vector(shared),
+            "w": Spec((shared,), self.travels),
             "slope": self.vector(self.n_blocks),
             "counts": counts,
             "n": Spec((), torch.int64),
@@ -198,7 +201,7 @@ class WholeNetwork(Rounds):
         Whoever is told all of w has no model of its own yet and starts from it in private blocks too.
         """
         shared = ~heard["private"][self.block]
-        own, w = kept.own, heard["w"]
+        own, w = kept.own, heard["w"].to(self.network.dtype)
         if len(w) not in (len(shared), int(shared.sum())):
             raise MessageError(f"w came with {len(w)} numbers where {int(shared.sum())} or {len(shared)} were agreed.")
         if len(w) == len(shared):
@@ -221,7 +224,7 @@ class WholeNetwork(Rounds):
             at = local.gradient(self.mixed(kept, start, share, shared) + self.offset(local), judged)
             slope.index_add_(-1, self.block, at * kept.moved / kept.weight * shared)
         counts = self.counts(local) if self.n_counts else torch.zeros(*local.lead, 0, dtype=torch.int64)
-        return kept, {"w": kept.own[..., shared], "slope": slope, "counts": counts}
+        return kept, {"w": kept.own[..., shared].to(self.travels), "slope": slope, "counts": counts}
 
     def learns_in(self, t: int) -> bool:
         """Whether s is learned in round t, counted from 0."""
@@ -262,7 +265,7 @@ class WholeNetwork(Rounds):
 
     def mean(self, replies: Replies, counted: Tensor, before: Tensor) -> Tensor:
         """Σ n_i w_i / Σ n_i, with n_ic where a class is counted; as before where nobody has that class."""
-        stacked = torch.stack([reply["w"] for reply in replies.values()])
+        stacked = torch.stack([reply["w"] for reply in replies.values()]).to(before.dtype)
         n = torch.stack([torch.cat([reply["counts"], reply["n"].view(1)]) for reply in replies.values()])
         weight = n.to(stacked.dtype)[:, counted]
         return torch.where(weight.sum(0) > 0, (weight * stacked).sum(0) / weight.sum(0), before)
@@ -301,6 +304,7 @@ class OwnFrequenciesSettings(FixedShareSettings):
 
     NOT_SEARCHED: ClassVar[tuple[str, ...]] = (*LEARNING, "share", "remember", "final_epochs")
     by_class: bool = Field(False, description="the last layer averaged by rows of each class; false: by rows")
+    half: bool = Field(False, description="models travel in half precision; false: as the network has them")
     share: float = Field(0.0, ge=0, le=1, description="s of all blocks")
     final_epochs: int = Field(0, ge=0, description="epochs of the last u_i, of which nothing is kept")
 
