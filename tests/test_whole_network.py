@@ -245,6 +245,22 @@ def test_a_class_is_averaged_over_those_who_have_it() -> None:
         torch.testing.assert_close(found[name], torch.full_like(found[name], 24 / 14))
 
 
+def test_only_rows_of_classes_are_counted_by_class() -> None:
+    class Scaled(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 3, dtype=torch.float64)
+            self.scale = nn.Parameter(torch.ones(4, dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x * self.scale)
+
+    network = Network(nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), Scaled()), head="1")
+    named = network.unflatten(whole(network).counted)
+    assert named["1.weight"].tolist() == [[c] * 4 for c in range(3)]
+    assert named["1.bias"].tolist() == [0, 1, 2]
+    assert (torch.cat([named["1.scale"], named["0.weight"].flatten(), named["0.bias"]]) == -1).all()
+
+
 def test_models_travel_in_half_the_bytes() -> None:
     network, data = build("mlp", (4,), 3, hidden=(64, 64)), clients()
     single = Samples(data.names, data.X.float(), data.y, data.sizes)

@@ -135,7 +135,7 @@ class WholeNetwork(Rounds):
         last = self.last_bias.rpartition(".")[0] if self.last_bias and self.n_counts else None
         found = [
             torch.arange(shape[0]).repeat_interleave(size // shape[0])
-            if name.rpartition(".")[0] == last
+            if name.rpartition(".")[0] == last and shape[:1] == (self.n_counts,)
             else torch.full((size,), -1)
             for (name, shape), size in zip(self.network.shapes.items(), self.network.sizes, strict=True)
         ]
