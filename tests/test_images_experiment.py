@@ -124,7 +124,7 @@ def test_step_sizes_are_sought_where_these_networks_have_them(folder: str, monke
     assert set(spaces["own.own-frequencies"]) == {"lr"}
     last = {key for key, space in spaces.items() if "final_epochs" in space}
     assert last == {f"own.{name}" for name in ("fedper", "fedrep", "ditto", "fixed-share", "learn2pfed")}
-    assert config.own["fedavg"]["lr"] == 1e-3
+    assert config.own["fedavg"]["lr"] == 2e-3
     monkeypatch.setattr(module, "TUNING_ROUNDS", 1)
     assert 0 <= experiment.validate(config_of(folder, betas=(50.0, 90.0), min_size=4), "own.fedavg") <= 1
 

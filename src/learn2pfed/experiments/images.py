@@ -46,7 +46,7 @@ MODELS = {"cifar10": "lenet", "fashion-mnist": "cnn-10-20"}
 """The paper's networks."""
 
 RATES = ("lr", "ft_lr")
-RATE, RATE_SPAN = 1e-3, Span(3e-4, 0.03)
+RATE, RATE_SPAN = 2e-3, Span(3e-4, 0.03)
 """Step sizes of these networks: where tuning starts, and where it looks."""
 
 START = {
