@@ -104,7 +104,14 @@ def close(found: Tensor, expected: object, atol: float = 1e-9) -> None:
 
 # limits
 
-FIXED: dict[str, Any] = {"own_frequencies": False, "set_aside": 0.0, "share": 0.0, "remember": 0.0, "final_epochs": 0}
+FIXED: dict[str, Any] = {
+    "own_frequencies": False,
+    "by_class": False,
+    "half": False,
+    "share": 0.0,
+    "remember": 0.0,
+    "final_epochs": 0,
+}
 """Nothing of Learn2pFed is learned."""
 
 SAME: dict[str, tuple[tuple[str, dict[str, Any]], tuple[str, dict[str, Any]]]] = {

@@ -23,6 +23,7 @@ from learn2pfed.errors import Learn2pFedError, MessageError
 from learn2pfed.models.modules import build
 from learn2pfed.models.network import Network
 from learn2pfed.tasks import Classification, Regression
+from tests.test_baselines import FIXED
 
 CLASSES = Classification(3)
 
@@ -46,16 +47,6 @@ def clients(sizes: tuple[int, ...] = (24, 15, 18, 30), shift: float = 1.0) -> Sa
 def whole(network: Network | None = None, **changes: Any) -> WholeNetwork:
     settings = {"n_rounds": 3, "batch_size": 8, "lr": 0.05, "half": False} | changes
     return WholeNetwork(WholeNetworkSettings.of(**settings), mlp() if network is None else network, CLASSES)
-
-
-FIXED: dict[str, Any] = {
-    "own_frequencies": False,
-    "by_class": False,
-    "set_aside": 0.0,
-    "share": 0.0,
-    "remember": 0.0,
-    "final_epochs": 0,
-}
 
 
 def test_all_private_is_local_only() -> None:

@@ -267,8 +267,11 @@ class WholeNetwork(Rounds):
         """Σ n_i w_i / Σ n_i, with n_ic where a class is counted; as before where nobody has that class."""
         stacked = torch.stack([reply["w"] for reply in replies.values()]).to(before.dtype)
         n = torch.stack([torch.cat([reply["counts"], reply["n"].view(1)]) for reply in replies.values()])
-        weight = n.to(stacked.dtype)[:, counted]
-        return torch.where(weight.sum(0) > 0, (weight * stacked).sum(0) / weight.sum(0), before)
+        weight = n.to(stacked.dtype) / n.sum(0).clamp(min=1)
+        mean = weight[:, -1] @ stacked
+        own = counted >= 0
+        mean[own] = (weight[:, counted[own]] * stacked[:, own]).sum(0)
+        return torch.where(n.sum(0)[counted] > 0, mean, before)
 
     def personal(self, kept: Kept, local: Local, heard: Message) -> Tensor:
         """v_i, from all rows."""
