@@ -84,7 +84,7 @@ class CFL(Rounds):
         members = {c: tuple(i for i in clients if server.group[i] == c) for c in range(len(server.w))}
         return [({"w": server.w[c]}, inside) for c, inside in members.items() if inside]
 
-    def sends(self) -> Specs:
+    def sends(self, server: Groups) -> Specs:
         """Δ_i."""
         return {"delta": self.vector()}
 

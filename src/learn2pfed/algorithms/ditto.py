@@ -57,7 +57,7 @@ class Ditto(Rounds):
         """v_i = the common start."""
         return Kept(self.network.start, self.optimizer.fresh(self.network.start))
 
-    def sends(self) -> Specs:
+    def sends(self, server: Server) -> Specs:
         """w_i - w."""
         return {"delta": self.vector()}
 

@@ -59,7 +59,7 @@ class FedPer(Rounds):
         """φ."""
         return [({"body": server.w}, clients)]
 
-    def sends(self) -> Specs:
+    def sends(self, server: Server) -> Specs:
         """φ_i."""
         return {"body": self.vector(self.network.n_parameters - int(self.network.is_head.sum()))}
 

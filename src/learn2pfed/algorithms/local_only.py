@@ -60,7 +60,7 @@ class LocalOnly(Rounds):
         """Counted at home."""
         return int(kept.t.max())
 
-    def sends(self) -> Specs:
+    def sends(self, server: Nothing) -> Specs:
         """Nothing."""
         return {}
 

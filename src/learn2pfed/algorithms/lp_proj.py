@@ -95,7 +95,7 @@ class LpProj(Rounds):
         """w = 0."""
         return Server(self.network.start.new_zeros(self.settings.n_projected))
 
-    def sends(self) -> Specs:
+    def sends(self, server: Server) -> Specs:
         """w_i."""
         return {"w": self.vector(self.settings.n_projected)}
 

@@ -121,7 +121,7 @@ class PlugIn(Rounds):
         parts = self.head.new_zeros(n_clients, len(self.head))
         return Server(self.network.start if self.shares_body else self.head, parts, parts[:, :1])
 
-    def sends(self) -> Specs:
+    def sends(self, server: Server) -> Specs:
         """c_i (v_i - z_i - α_i), c_i, and φ_i where it is shared."""
         sent = {"part": self.vector(len(self.head)), "weight": self.vector(1)}
         return sent | ({"body": self.vector(len(self.body))} if self.shares_body else {})

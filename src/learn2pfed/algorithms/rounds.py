@@ -115,8 +115,8 @@ class Rounds(Conversation[Home]):
         """What the client's own model makes of X."""
         return self.network.in_parts(self.network.scores, model, X)
 
-    def sends(self) -> Specs:
-        """What a client's reply looks like, beside its number of rows."""
+    def sends(self, server: Any) -> Specs:
+        """What a client's reply looks like, as the server stands, beside its number of rows."""
         return {"w": self.vector()}
 
     def time(self, kept: Any, heard: Message) -> int:
@@ -149,7 +149,7 @@ class Rounds(Conversation[Home]):
 
     def reply_specs(self, server: Any) -> Specs:
         """What a reply looks like where it arrives."""
-        sends = self.sends()
+        sends = self.sends(server)
         return {**sends, "n": Spec((), torch.int64)} if sends else {}
 
     def answer(self, kept: Any, local: Local, heard: Message) -> tuple[Any, Message, Tensor]:

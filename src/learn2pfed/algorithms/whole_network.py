@@ -182,16 +182,10 @@ class WholeNetwork(Rounds):
         specs = dict(super().expects(kind, state))
         return specs | {"w": specs["w"]._replace(or_shorter=True)}
 
-    def reply_specs(self, server: Server) -> Specs:
-        """u_i - o_i in the blocks that are shared, the slope of s, and the numbers of rows."""
-        shared = int((~server.private[self.block]).sum())
-        counts = Spec((self.n_counts,), torch.int64)
-        return {
-            "w": Spec((shared,), self.travels),
-            "slope": self.vector(self.n_blocks),
-            "counts": counts,
-            "n": Spec((), torch.int64),
-        }
+    def sends(self, server: Server) -> Specs:
+        """u_i - o_i in the blocks that are shared, the slope of s, and the rows of each class."""
+        w = Spec((int((~server.private[self.block]).sum()),), self.travels)
+        return {"w": w, "slope": self.vector(self.n_blocks), "counts": Spec((self.n_counts,), torch.int64)}
 
     # what is done
 
