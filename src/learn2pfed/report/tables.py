@@ -138,9 +138,9 @@ def tables(results: Results) -> list[Table]:
     if not results.rows:
         return []
     metrics = dict.fromkeys(column.metric for column in find(results.experiment).columns(results.rows))
-    extra = EXTRA.get(results.experiment)
+    extra = [make(results) for name, make in EXTRA.items() if name == results.experiment]
     return [
-        *([extra(results)] if extra else []),
+        *(table for table in extra if table.body),
         *(metric_table(results, metric) for metric in metrics),
         cost_table(results),
         *settings_tables(results),
@@ -228,4 +228,28 @@ def _ratio(value: float) -> str:
     return f"{value:.3f}"
 
 
-EXTRA = {"quality": quality_table, "panels": panels_table}
+def lead_table(results: Results) -> Table:
+    """By setting, Learn2pFed and the best of all other methods, and the lead: mean ± std of the differences by seed."""
+    rows, experiment = results.rows, find(results.experiment)
+    ours = [name for name in order(results) if method_of(name, experiment.variants(results.config)) == "Learn2pFed"]
+    others = [name for name in order(results) if not name.startswith("Learn2pFed")]
+    columns = experiment.columns(rows)
+    metric = columns[0].metric
+    sign = 1 if metric == "accuracy" else -1
+    body = []
+    for column in (column for column in columns if column.metric == metric):
+        found = {name: values_of(rows, name, column) for name in others}
+        rivals = {name: sign * statistics.fmean(values) for name, values in found.items() if values}
+        best = max(rivals, key=rivals.__getitem__, default="")
+        for name in ours:
+            own, its = values_of(rows, name, column), found.get(best, [])
+            if not own or len(own) != len(its):
+                continue  # not run, or not for every seed
+            lead = [sign * (a - b) for a, b in zip(own, its, strict=True)]
+            relative = f"{statistics.fmean(lead) / statistics.fmean(its):.1%}"
+            body.append((column.setting, name, mean_std(own), best, mean_std(its), mean_std(lead), relative))
+    head = ("setting", "ours", metric, "best of the others", f"its {metric}", "lead, seed by seed", "of its")
+    return Table("Learn2pFed against the best of the others", head, tuple(body))
+
+
+EXTRA = {"quality": quality_table, "panels": panels_table, "power": lead_table, "images": lead_table}
