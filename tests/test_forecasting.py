@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from learn2pfed.algorithms.learn2pfed import Learn2pFed
+from learn2pfed.algorithms.local import LocalSettings
 from learn2pfed.data.electricity import load
 from learn2pfed.data.forecasting import changing, chosen, every, forecasting, lags_of, most_distinct
 from learn2pfed.data.loads import STILL, Loads
 from learn2pfed.engines.simulation import run_simulation
-from learn2pfed.errors import Learn2pFedError
+from learn2pfed.errors import DivergenceError, Learn2pFedError
 from learn2pfed.experiments import power
 from learn2pfed.experiments.base import Task
 from learn2pfed.experiments.joining import JoiningExperiment
@@ -301,16 +302,35 @@ def test_every_row_of_every_setting_runs() -> None:
     assert week < one_day
 
 
-def test_the_head_sees_the_lags_and_the_features_of_each_kind_of_body() -> None:
+def test_the_head_sees_the_lags_and_features_of_networks_that_have_not_seen_the_row() -> None:
     study = study_of(small(), "1", 0)
-    made = {}
-    for kind in ("shared", "fine-tuned", "local"):
-        config = small(**{"body.kind": kind})
-        made[kind] = power.learn2pfed_on_body(config, study, 0)
-        assert made[kind].outcome.models.shape == (5, 31 + 4)
-        assert made[kind].outcome.traffic.bytes_up > 0
-    assert len({float(result.mse.mean()) for result in made.values()}) == 3
-    assert made["local"].outcome.traffic.bytes_up < made["shared"].outcome.traffic.bytes_up
+    made = power.learn2pfed_on_body(small(), study, 0)
+    assert made.outcome.models.shape == (5, 31 + 4)
+    assert made.outcome.traffic.bytes_up > power.learn2pfed_linear(small(), study, 0).outcome.traffic.bytes_up
+
+    train, test = power.series_of(study.rows.train), power.series_of(study.rows.test)
+    network = power.network_of(small(), power.LSTM, 30, 0)
+    tuning = LocalSettings.of(n_rounds=1, epochs=1, lr=0.01)
+
+    def features(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return power.unseen_features(network, tuning, 4, replace(train, y=y), test)
+
+    learned, judged = features(train.y)
+    y = train.y.clone()
+    of_first = slice(0, -(-train.sizes[0] // 4))  # a quarter of the first client's rows
+    y[of_first] += 5
+    other, then = features(y)
+    torch.testing.assert_close(other[of_first], learned[of_first], rtol=0, atol=0)
+    rest = slice(of_first.stop, train.sizes[0])
+    assert ((other[rest] - learned[rest]).abs().amax(1) > 1e-4).all()  # the other three networks did see them
+    torch.testing.assert_close(other[train.sizes[0] :], learned[train.sizes[0] :], rtol=0, atol=1e-6)
+    assert not torch.equal(judged, then)
+    still = power.unseen_features(network, tuning.changed(epochs=0), 4, train, test)
+    as_it_is = network.start.expand(5, -1)
+    torch.testing.assert_close(still[0], power.features_of(network, as_it_is, train))
+    torch.testing.assert_close(still[1], power.features_of(network, as_it_is, test))
+    with pytest.raises(DivergenceError, match=r"body\.ft_lr"):
+        power.unseen_features(network, tuning.changed(optimizer="sgd", lr=1e30), 4, train, test)
 
 
 def test_newcomers_follow_as_far_as_lambda_says() -> None:

@@ -215,9 +215,9 @@ def test_the_settings_of_all_that_ran_are_shown() -> None:
         last = tables(power("Learn2pFed, linear", **changes)[0])[-1]
         return {row[0]: row[1] for row in last.body}
 
-    every = shown(algorithms="learn2pfed,ditto", crowd_epochs=70, **{"body.kind": "local"})
+    every = shown(algorithms="learn2pfed,ditto", crowd_epochs=70, **{"body.lr": 0.02})
     assert list(every) == ["learn2pfed", "body", "linear.ditto", "lstm.ditto", "crowd_epochs"]
-    assert every["body"].startswith("kind = local, lr = ")
+    assert every["body"].startswith("lr = 0.02, ft_lr = ")
     assert every["crowd_epochs"] == "70"
     assert "crowd_epochs" not in shown(settings=("1",))
     assert list(shown(settings=("3: one day",))) == ["learn2pfed", "crowd_epochs"]

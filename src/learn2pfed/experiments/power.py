@@ -14,12 +14,15 @@ from torch import Tensor
 from learn2pfed.algorithms.base import Outcome, Traffic
 from learn2pfed.algorithms.closed_form import local_only, one_for_all
 from learn2pfed.algorithms.learn2pfed import Learn2pFed
+from learn2pfed.algorithms.local_only import LocalOnly
 from learn2pfed.algorithms.registry import BASELINES
 from learn2pfed.algorithms.rounds import Rounds
+from learn2pfed.algorithms.settings import RoundSettings
 from learn2pfed.data.federated import FederatedData, Samples
 from learn2pfed.data.forecasting import Windows
+from learn2pfed.engines.rounds import run_rounds
 from learn2pfed.engines.simulation import run_simulation
-from learn2pfed.errors import Learn2pFedError
+from learn2pfed.errors import DivergenceError, Learn2pFedError
 from learn2pfed.experiments.base import (
     Column,
     Done,
@@ -164,32 +167,55 @@ def algorithm_of(config: PowerConfig, name: str, variant: str, seed: int, study:
     return config.algorithm(name, own, study.join, seed, network, Regression(), len(study.rows.train.times))
 
 
+def features_of(network: Network, models: Tensor, rows: Samples) -> Tensor:
+    """What each client's own network makes of its rows, (N, F)."""
+    found = [network.in_parts(network.features, models[i], client.X) for i, client in enumerate(rows.clients)]
+    return torch.cat(found).double()
+
+
+def unseen_features(
+    network: Network, tuning: RoundSettings, n_parts: int, train: Samples, test: Samples
+) -> tuple[Tensor, Tensor]:
+    """Features of rows that a network was not fine-tuned on, as it is for every row to come.
+
+    Each client fine-tunes the network `n_parts` times, each time without one stretch of its rows. Rows of a stretch get
+    the features of the network that has not seen it, other rows the mean over the networks: a head that learned from
+    features of rows seen would trust them too far.
+    """
+    part = torch.cat([torch.arange(n) * n_parts // n for n in train.sizes])
+    alone = LocalOnly(tuning, network, Regression())
+    models = [run_rounds(alone, train.pick(part != k)).models for k in range(n_parts)]
+    if not bool(torch.stack(models).isfinite().all()):
+        raise DivergenceError("Learn2pFed's LSTM left the finite numbers: lower body.lr or body.ft_lr.")
+    found = torch.cat([features_of(network, models[k], train.pick(part == k)) for k in range(n_parts)])
+    learned = torch.empty_like(found)
+    learned[part.argsort(stable=True)] = found
+    return learned, torch.stack([features_of(network, of_part, test) for of_part in models]).mean(0)
+
+
 def learn2pfed_on_body(config: PowerConfig, study: Study, seed: int) -> Made:
-    """Learn2pFed on the lags and on what an LSTM makes of them, the LSTM trained together or by each client alone."""
+    """Learn2pFed on the lags and on what an LSTM makes of them, trained by FedAvg and fine-tuned at home."""
     train, test = series_of(study.rows.train), series_of(study.rows.test)
-    name = {"shared": "fedavg", "fine-tuned": "fedavg-ft", "local": "local-only"}[config.body.kind]
-    with_its_lr = config.model_copy(update={"lstm": config.lstm | {name: config.lstm[name] | {"lr": config.body.lr}}})
-    algorithm = algorithm_of(with_its_lr, name, LSTM, seed, study)
-    body = fit(algorithm, config.engine, train, test)
-    network = algorithm.network
+    how = config.body
+    own = config.lstm | {"fedavg": config.lstm["fedavg"] | {"lr": how.lr}}
+    together = algorithm_of(config.model_copy(update={"lstm": own}), "fedavg", LSTM, seed, study)
+    body = fit(together, config.engine, train, test)
+    network = together.network.starting_at(body.outcome.global_model)
+    tuning = together.settings.changed(n_rounds=1, epochs=how.ft_epochs, lr=how.ft_lr, join=1.0)
+    features, spent = timed(lambda: unseen_features(network, tuning, how.n_parts, train, test))
 
-    def with_features(data: FederatedData, rows: Samples) -> FederatedData:
-        found = [
-            network.in_parts(network.features, body.outcome.models[i], client.X)
-            for i, client in enumerate(rows.clients)
-        ]
-        X = torch.cat([data.X, torch.cat(found).double()], 1)
+    def beside(data: FederatedData, found: Tensor) -> FederatedData:
         units = tuple(f"unit {j + 1}" for j in range(config.hidden))
-        return FederatedData(data.names, X, data.y, data.sizes, (*data.features, *units))
+        return FederatedData(data.names, torch.cat([data.X, found], 1), data.y, data.sizes, data.features + units)
 
-    learned, judged = with_features(study.rows.train.all, train), with_features(study.rows.test.all, test)
+    learned, judged = beside(study.rows.train.all, features[0]), beside(study.rows.test.all, features[1])
     head = Learn2pFed(head_settings(config, study, seed))
     outcome, seconds = timed(lambda: run_simulation(head, learned))
     both: Traffic = outcome.traffic + body.outcome.traffic
     lam = pull(learned, outcome.insight["lam"][0])
     series = {"lam": rounded(lam.tolist()), "lags": list(study.rows.lags)}
     mse = squared_errors(outcome.models, judged)
-    return Made(mse, replace(outcome, traffic=both), seconds + body.seconds, series)
+    return Made(mse, replace(outcome, traffic=both), seconds + spent + body.seconds, series)
 
 
 SOLVERS: dict[str, Callable[[PowerConfig, Study, int], Made]] = {

@@ -35,12 +35,12 @@ def _in_full(settings: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class BodySettings(Config):
-    """The LSTM under Learn2pFed's head."""
+    """The LSTM under Learn2pFed's head: trained together, then fine-tuned at home."""
 
-    kind: Annotated[Literal["shared", "fine-tuned", "local"], Choice(("shared", "fine-tuned", "local"))] = Field(
-        "shared", description="trained by FedAvg, that and fine-tuned, or by each client alone (only the head travels)"
-    )
-    lr: Annotated[float, Span(1e-3, 0.03)] = Field(0.003, gt=0, description="its step size")
+    lr: Annotated[float, Span(1e-3, 0.03)] = Field(0.01, gt=0, description="step size of FedAvg")
+    ft_lr: Annotated[float, Span(1e-3, 0.03)] = Field(0.01, gt=0, description="step size of fine-tuning")
+    ft_epochs: Annotated[int, Choice((2, 5, 10))] = Field(10, ge=0, description="its epochs")
+    n_parts: int = Field(4, ge=2, description="networks of a client, each fine-tuned without one stretch of its rows")
 
 
 class PowerConfig(Trials, ProtocolConfig):

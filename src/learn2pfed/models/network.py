@@ -73,6 +73,12 @@ class Network:
         """The same network in another precision."""
         return Network(copy.deepcopy(self.module).to(dtype), self.head)
 
+    def starting_at(self, parameters: Tensor) -> Network:
+        """The same network with another start."""
+        found = copy.copy(self)
+        found.start = parameters
+        return found
+
     @property
     def dtype(self) -> torch.dtype:
         """Of the parameters, and of what goes in."""
