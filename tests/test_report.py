@@ -202,6 +202,19 @@ def power(*names: str, settings: tuple[str, ...] = ("1", "2"), **changes: Any) -
     return results, Details(details=details)
 
 
+def test_a_panel_has_the_methods_that_ran_there_with_a_shape_for_each_model() -> None:
+    every = rows("FedAvg, LSTM", 0.5) + rows("FedAvg, linear", 0.6) + rows("Ridge, alone", 0.4, setting="scarce")
+    every += rows("Learn2pFed, linear", 0.3, setting="scarce")
+    run = power("Learn2pFed, linear")[0].model_copy(update={"rows": every})
+    first, scarce = next(figure for figure in figures(run, Details(details=[])) if figure.name == "methods").panels
+    assert isinstance(first, Dumbbell)
+    assert isinstance(scarce, Dumbbell)
+    assert list(first.rows) == ["FedAvg"]
+    assert list(scarce.rows) == ["Ridge, alone", "Learn2pFed"]
+    shapes = [{name: drawing._shape(colour) for name, colour, _ in panel.marks} for panel in (first, scarce)]
+    assert shapes[0]["linear"] == shapes[1]["linear"] != shapes[0]["LSTM"]
+
+
 def test_costs_that_differ_between_settings_stand_apart() -> None:
     results, _ = power("FedAvg, LSTM", settings=("1", "2", "3: one day"))
     (cost,) = (table for table in tables(results) if table.title == "Cost of a fit")

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from itertools import cycle
 from typing import Any, Literal
 
 import numpy as np
@@ -309,12 +308,17 @@ def _draw_heat(panel: Heat, axes: Any) -> None:
     bar.outline.set_visible(False)
 
 
+def _shape(colour: str) -> tuple[str, str]:
+    """The shape that goes with a colour, in every panel the same."""
+    return SHAPES[COLOURS.index(colour) % len(SHAPES)]
+
+
 def _draw_dumbbell(panel: Dumbbell, axes: Any) -> dict[str, Any]:
     for place, low, high in panel.spans():
         axes.plot((low, high), (place, place), "-", color="#aaaaaa", linewidth=1, zorder=1)
     handles = {}
-    for (name, colour, _), values, (shape, _) in zip(panel.marks, panel.values, cycle(SHAPES), strict=False):
-        (handle,) = axes.plot(values, range(len(values)), shape, color=colour, alpha=0.85, markersize=5.5)
+    for (name, colour, _), values in zip(panel.marks, panel.values, strict=True):
+        (handle,) = axes.plot(values, range(len(values)), _shape(colour)[0], color=colour, alpha=0.85, markersize=5.5)
         handles[_literal(name)] = handle
     if panel.log_x:
         axes.set_xscale("log", subs=(), nonpositive="mask")
@@ -442,7 +446,7 @@ def _add_dumbbell(page: Any, panel: Dumbbell, at: dict[str, int]) -> None:
     x, y = zip(*lines, strict=True) if lines else ((), ())
     line = {"color": "#aaaaaa", "width": 1.5}
     page.add_trace(Scatter(x=x, y=y, mode="lines", line=line, hoverinfo="skip", showlegend=False), **at)
-    for (name, colour, _), values, (_, shape) in zip(panel.marks, panel.values, cycle(SHAPES), strict=False):
+    for (name, colour, _), values in zip(panel.marks, panel.values, strict=True):
         text = [
             f"{_escaped(row)}<br>{_escaped(name)}: {value:.4g}" for row, value in zip(panel.rows, values, strict=True)
         ]
@@ -451,7 +455,7 @@ def _add_dumbbell(page: Any, panel: Dumbbell, at: dict[str, int]) -> None:
                 x=values.tolist(),
                 y=list(range(len(values))),
                 mode="markers",
-                marker={"color": colour, "symbol": shape, "size": 10, "opacity": 0.85},
+                marker={"color": colour, "symbol": _shape(colour)[1], "size": 10, "opacity": 0.85},
                 name=_escaped(name),
                 legendgroup=_escaped(name),
                 showlegend=True,

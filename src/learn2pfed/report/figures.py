@@ -227,11 +227,13 @@ def methods_figure(results: Results, details: Sequence[Detail]) -> Figure | None
     """Every method's error, its variants side by side, by setting."""
     experiment, rows = find(results.experiment), results.rows
     variants = experiment.variants(results.config)
-    methods = list(dict.fromkeys(method_of(algorithm, variants) for algorithm in order(results)))
+    every = list(dict.fromkeys(method_of(algorithm, variants) for algorithm in order(results)))
     panels = []
     for column in experiment.columns(rows):
         if column.metric not in LARGER_IS_BETTER:
             continue
+        here = {method_of(row.algorithm, variants) for row in rows if (row.setting, row.metric) == column}
+        methods = [method for method in every if method in here]
         marks = []
         for place, variant in enumerate(("", *variants)):
             names = [f"{method}, {variant}" if variant else method for method in methods]

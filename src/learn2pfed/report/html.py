@@ -15,7 +15,7 @@ from learn2pfed.experiments.base import Experiment
 from learn2pfed.experiments.registry import differences, find, tuned_file, tuned_for
 from learn2pfed.report.drawing import Figure, draw_files, draw_interactive
 from learn2pfed.report.figures import figures
-from learn2pfed.report.tables import Table, tables
+from learn2pfed.report.tables import EXTRA, Table, tables
 from learn2pfed.results.records import Details, Results
 from learn2pfed.results.store import to_toml, write_whole
 
@@ -34,6 +34,7 @@ class Page:
     versions: Mapping[str, str]
     words: Sequence[tuple[str, Sequence[str]]] = ()
     highlight: str = "Learn2pFed"
+    n_above: int = 1  # tables before the figures
 
 
 def page_of_experiment(results: Results, details: Details) -> Page:
@@ -50,6 +51,7 @@ def page_of_experiment(results: Results, details: Details) -> Page:
         config=results.config,
         versions=results.versions,
         words=[("The data", results.notes)] if results.notes else (),
+        n_above=2 if results.experiment in EXTRA else 1,
     )
 
 
