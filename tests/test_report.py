@@ -130,6 +130,11 @@ def test_documents_get_their_tables_and_say_where_they_lack_a_place() -> None:
     assert one.count("| MSE |") == 1
     assert "RMSE" not in one
     assert with_tables(new, made()) == new
+    paper = made().model_copy(update={"preset": "paper"})
+    places = "<!-- tables:polynomial -->\nold\n<!-- /tables -->\n<!-- tables:polynomial-paper -->\n<!-- /tables -->"
+    assert with_tables(places, paper).startswith("<!-- tables:polynomial -->\nold\n")
+    assert "0.600 ± 0.14" in with_tables(places, paper)
+    assert with_tables(text, paper) == new
     with pytest.raises(Learn2pFedError, match="no place for polynomial"):
         with_tables("nothing here", made())
 

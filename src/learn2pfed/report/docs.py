@@ -15,14 +15,14 @@ def with_tables(text: str, results: Results) -> str:
     """The document with the experiment's tables replaced between its marks.
 
     `<!-- tables:polynomial -->` to `<!-- /tables -->` takes all tables, `<!-- tables:polynomial MSE -->` only that one;
-    a run with another preset than quick has a place of its own, `<!-- tables:polynomial-paper -->`.
+    a run of the preset paper goes to `<!-- tables:polynomial-paper -->` where the document has it.
     """
-    name = results.experiment if results.preset == "quick" else f"{results.experiment}-{results.preset}"
-    pattern = re.compile(rf"(<!-- tables:{re.escape(name)}( [^>]*?)? -->).*?<!-- /tables -->", re.DOTALL)
-    if not pattern.search(text):
-        mark = f"<!-- tables:{name} -->"
-        raise Learn2pFedError(f"The document has no place for {name}: add {mark} and <!-- /tables -->.")
-    return pattern.sub(lambda found: _block(results, found[1], (found[2] or "").strip()), text)
+    for name in (f"{results.experiment}-{results.preset}", results.experiment):
+        pattern = re.compile(rf"(<!-- tables:{re.escape(name)}( [^>]*?)? -->).*?<!-- /tables -->", re.DOTALL)
+        if pattern.search(text):
+            return pattern.sub(lambda found: _block(results, found[1], (found[2] or "").strip()), text)
+    mark = f"<!-- tables:{results.experiment} -->"
+    raise Learn2pFedError(f"The document has no place for {results.experiment}: add {mark} and <!-- /tables -->.")
 
 
 def _block(results: Results, mark: str, wanted: str) -> str:
