@@ -249,6 +249,7 @@ SMALL = {
     "learn2pfed.n_epochs": 30,
     "learn2pfed.n_repeats": 1,
     "crowd_epochs": 60,
+    "body.ft_epochs": 1,
 }
 
 
