@@ -15,11 +15,13 @@ from plotly.offline import get_plotlyjs
 
 from learn2pfed.errors import Learn2pFedError
 from learn2pfed.experiments.registry import configure, differences, find, tuned_for
-from learn2pfed.report import drawing
+from learn2pfed.report import interactive
 from learn2pfed.report.docs import with_tables
-from learn2pfed.report.drawing import COLOURS, Dumbbell, Figure, Heat, Panel, Series, draw_files, draw_interactive
+from learn2pfed.report.drawing import COLOURS, Dumbbell, Figure, Heat, Panel, Series, shape
 from learn2pfed.report.figures import figures
 from learn2pfed.report.html import Page, page_of_experiment, render_page, write_page, write_report
+from learn2pfed.report.interactive import draw_interactive
+from learn2pfed.report.still import draw_files
 from learn2pfed.report.tables import Table, mean_std, tables
 from learn2pfed.results.records import Detail, Details, Results, Row, versions
 from learn2pfed.results.store import read_details, read_results, write_whole
@@ -216,7 +218,7 @@ def test_a_panel_has_the_methods_that_ran_there_with_a_shape_for_each_model() ->
     assert isinstance(scarce, Dumbbell)
     assert list(first.rows) == ["FedAvg"]
     assert list(scarce.rows) == ["Ridge, alone", "Learn2pFed"]
-    shapes = [{name: drawing._shape(colour) for name, colour, _ in panel.marks} for panel in (first, scarce)]
+    shapes = [{name: shape(colour) for name, colour, _ in panel.marks} for panel in (first, scarce)]
     assert shapes[0]["linear"] == shapes[1]["linear"] != shapes[0]["LSTM"]
 
 
@@ -431,7 +433,7 @@ def test_names_are_text_wherever_they_stand(monkeypatch: pytest.MonkeyPatch) -> 
     text = render_page(page(drawn, words=[(HOSTILE, [HOSTILE])])).replace(get_plotlyjs(), "")
     assert "<script>document" not in text
     assert text.count("</script>") == 2  # plotly's and the figure's
-    monkeypatch.setattr(drawing, "_escaped", str)
+    monkeypatch.setattr(interactive, "_escaped", str)
     assert draw_interactive(drawn).count("</script>") == 1  # plotly is careful too
 
 

@@ -13,8 +13,10 @@ from plotly.offline import get_plotlyjs
 
 from learn2pfed.experiments.base import Experiment
 from learn2pfed.experiments.registry import differences, find, tuned_file, tuned_for
-from learn2pfed.report.drawing import Figure, draw_files, draw_interactive
+from learn2pfed.report.drawing import Figure
 from learn2pfed.report.figures import figures
+from learn2pfed.report.interactive import draw_interactive
+from learn2pfed.report.still import draw_files
 from learn2pfed.report.tables import EXTRA, Table, tables
 from learn2pfed.results.records import Details, Results
 from learn2pfed.results.store import to_toml, write_whole
