@@ -249,7 +249,7 @@ def lead_table(results: Results) -> Table:
             relative = f"{statistics.fmean(lead) / statistics.fmean(its):.1%}"
             body.append((column.setting, name, mean_std(own), best, mean_std(its), mean_std(lead), relative))
     head = ("setting", "ours", metric, "best of the others", f"its {metric}", "lead, seed by seed", "of its")
-    return Table("Learn2pFed against the best of the others", head, tuple(body))
+    return Table(f"{experiment.title}: Learn2pFed against the best of the others", head, tuple(body))
 
 
 EXTRA = {"quality": quality_table, "panels": panels_table, "power": lead_table, "images": lead_table}
