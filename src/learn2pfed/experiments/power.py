@@ -9,21 +9,8 @@ import numpy as np
 
 from learn2pfed.algorithms.registry import BASELINES
 from learn2pfed.errors import Learn2pFedError
-from learn2pfed.experiments.base import (
-    Column,
-    Done,
-    Task,
-    over_clients,
-    rows_of,
-)
-from learn2pfed.experiments.comparing import (
-    FOR_NUMBERS,
-    Comparison,
-    fit,
-    looks,
-    never_joined,
-    spaces_of,
-)
+from learn2pfed.experiments.base import Column, Done, Task, over_clients, rows_of
+from learn2pfed.experiments.comparing import FOR_NUMBERS, Comparison, fit, looks, never_joined, spaces_of
 from learn2pfed.experiments.power_methods import (
     LINEAR,
     LSTM,

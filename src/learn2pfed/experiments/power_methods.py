@@ -22,18 +22,9 @@ from learn2pfed.data.forecasting import Windows
 from learn2pfed.engines.rounds import run_rounds
 from learn2pfed.engines.simulation import run_simulation
 from learn2pfed.errors import DivergenceError
-from learn2pfed.experiments.base import (
-    pull,
-    squared_errors,
-    timed,
-)
-from learn2pfed.experiments.comparing import (
-    fit,
-)
-from learn2pfed.experiments.power_study import (
-    PowerConfig,
-    Study,
-)
+from learn2pfed.experiments.base import pull, squared_errors, timed
+from learn2pfed.experiments.comparing import fit
+from learn2pfed.experiments.power_study import PowerConfig, Study
 from learn2pfed.models.modules import build
 from learn2pfed.models.network import Network
 from learn2pfed.results.records import rounded
@@ -177,10 +168,10 @@ def learn2pfed_on_body(config: PowerConfig, study: Study, seed: int) -> Made:
     train, test = series_of(study.rows.train), series_of(study.rows.test)
     how = config.body
     own = config.lstm | {"fedavg": config.lstm["fedavg"] | {"lr": how.lr}}
-    together = algorithm_of(config.model_copy(update={"lstm": own}), "fedavg", LSTM, seed, study)
-    body = fit(together, config.engine, train, test)
-    network = together.network.starting_at(body.outcome.global_model)
-    tuning = together.settings.changed(n_rounds=1, epochs=how.ft_epochs, lr=how.ft_lr, join=1.0)
+    fedavg = algorithm_of(config.model_copy(update={"lstm": own}), "fedavg", LSTM, seed, study)
+    body = fit(fedavg, config.engine, train, test)
+    network = fedavg.network.starting_at(body.outcome.global_model)
+    tuning = fedavg.settings.changed(n_rounds=1, epochs=how.ft_epochs, lr=how.ft_lr)
     features, spent = timed(lambda: unseen_features(network, tuning, how.n_parts, train, test))
 
     def beside(data: FederatedData, found: Tensor) -> FederatedData:

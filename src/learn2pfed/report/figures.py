@@ -12,7 +12,7 @@ from learn2pfed.experiments.base import Column
 from learn2pfed.experiments.registry import find
 from learn2pfed.report.drawing import COLOURS, Dumbbell, Figure, Panel, Series
 from learn2pfed.report.image_figures import bytes_figure, confusion_figure, participation_figure, partition_figure
-from learn2pfed.report.tables import method_of, order, values_of
+from learn2pfed.report.tables import LARGER_IS_BETTER, method_of, order, values_of
 from learn2pfed.results.records import Detail, Details, Results
 
 
@@ -214,7 +214,7 @@ def panels_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
     if not {"Local-Only", "One global model"} <= means.keys():
         return None
     best = np.minimum(means["Local-Only"], means["One global model"])
-    colours = dict(zip(("Local-Only", "One global model", "Learn2pFed", "REML"), (1, 6, 0, 2), strict=True))
+    colours = dict(zip(("Local-Only", "One global model", "Learn2pFed", "REML"), (1, 6, 0, 3), strict=True))
     marks = [(name, COLOURS[colours[name]], (np.array(means[name]) / best).tolist()) for name in names]
     caption = (
         "Error on held-out rows, as a multiple of the better of alone and together (1). A grey line joins the methods."
@@ -382,11 +382,6 @@ ALWAYS = ("Learn2pFed", "Least squares")
 """Methods of which every client's error is shown."""
 
 MOST_METHODS = 6
-
-
-LARGER_IS_BETTER = {"RMSE": False, "accuracy": True}
-"""What methods are compared by."""
-
 
 Maker = Callable[[Results, Sequence[Detail]], Figure | None]
 

@@ -15,6 +15,9 @@ from learn2pfed.experiments.panels import sizes_of
 from learn2pfed.experiments.registry import find
 from learn2pfed.results.records import Results, Row
 
+LARGER_IS_BETTER = {"RMSE": False, "accuracy": True}
+"""The metrics by which methods are compared."""
+
 
 @dataclass(frozen=True)
 class Table:
@@ -235,7 +238,7 @@ def lead_table(results: Results) -> Table:
     others = [name for name in order(results) if not name.startswith("Learn2pFed")]
     columns = experiment.columns(rows)
     metric = columns[0].metric
-    sign = 1 if metric == "accuracy" else -1
+    sign = 1 if LARGER_IS_BETTER[metric] else -1
     body = []
     for column in (column for column in columns if column.metric == metric):
         found = {name: values_of(rows, name, column) for name in others}
