@@ -3,7 +3,7 @@
 (a) FedAvg
 (b) Learn2pFed, every tensor's share learned
 
-python benchmarks/images.py    # after: learn2pfed data get fashion-mnist
+python benchmarks/images.py | tee docs/benchmarks/images.txt    # after: learn2pfed data get fashion-mnist
 
 Ten clients, Dirichlet 0.5, 12,000 images, the paper's network, 2 epochs, batches of 64, Adam 0.001, one thread. Bare
 steps are on as many images as the method trains on, with torch's own Adam, channels last in memory.
@@ -70,6 +70,7 @@ def main() -> None:
         "(a) FedAvg": FedAvg(LocalSettings.of(n_rounds=1, **SETTINGS), network, Classification(10)),
         "(b) Learn2pFed": WholeNetwork(ours, network, Classification(10)),
     }
+    print(f"torch {torch.__version__}, one thread, CPU time, medians over {n_turns} turns", flush=True)
     for title, algorithm in methods.items():
         aside = ours.set_aside if isinstance(algorithm, WholeNetwork) else 0.0
         run_rounds(algorithm, train)  # warms up

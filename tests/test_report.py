@@ -121,6 +121,27 @@ def test_the_lead_is_taken_seed_by_seed_from_the_best_of_the_others() -> None:
     assert first.head[0] == "accuracy"
 
 
+def test_bytes_are_compared_with_those_who_communicate_and_are_at_most_as_accurate() -> None:
+    sent = {"Learn2pFed": (0.8, 300), "FedAvg": (0.7, 400), "Ditto": (0.9, 100), "Local-Only": (0.6, 0)}
+    every = [
+        row.model_copy(
+            update={
+                "setting": f"cifar10, {beta}, 10 clients",
+                "metric": "accuracy",
+                "bytes_up": up,
+                "bytes_down": 2 * up,
+            }
+        )
+        for name, (value, up) in sent.items()
+        for row in rows(name, value)[:1]
+        for beta in (0.1, 0.5)
+        if (name, beta) != ("FedAvg", 0.5)
+    ]
+    found = tables(made("images").model_copy(update={"rows": every}))
+    (table,) = [table for table in found if "bytes" in table.title]
+    assert table.body == (("FedAvg", "0.750", ""), ("Ditto", "more accurate", "more accurate"))
+
+
 def test_documents_get_their_tables_and_say_where_they_lack_a_place() -> None:
     text = "before\n<!-- tables:polynomial -->\nold\n<!-- /tables -->\nmore <!-- tables:layers --> kept\nafter"
     new = with_tables(text, made())

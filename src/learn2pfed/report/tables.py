@@ -145,6 +145,7 @@ def tables(results: Results) -> list[Table]:
     return [
         *(table for table in extra if table.body),
         *(metric_table(results, metric) for metric in metrics),
+        *([bytes_table(results)] if results.experiment == "images" else []),
         cost_table(results),
         *settings_tables(results),
     ]
@@ -253,6 +254,33 @@ def lead_table(results: Results) -> Table:
             body.append((column.setting, name, mean_std(own), best, mean_std(its), mean_std(lead), relative))
     head = ("setting", "ours", metric, "best of the others", f"its {metric}", "lead, seed by seed", "of its")
     return Table(f"{experiment.title}: Learn2pFed against the best of the others", head, tuple(body))
+
+
+def bytes_table(results: Results) -> Table:
+    """By setting, what Learn2pFed sends in all over what another method sends that is at most as accurate."""
+    rows, experiment, ours = results.rows, find(results.experiment), "Learn2pFed"
+    columns = [column for column in experiment.columns(rows) if column.metric == "accuracy"]
+    mean: dict[tuple[str, str], tuple[float, float]] = {}
+    for name, column in product(order(results), columns):
+        own = [row for row in rows if (row.algorithm, row.setting, row.metric) == (name, *column)]
+        if own:
+            sent = statistics.fmean(row.bytes_up + row.bytes_down for row in own)
+            mean[name, column.setting] = statistics.fmean(row.value for row in own), sent
+    head = (f"bytes of {ours} / of", *(f"setting {column.setting}" for column in columns))
+    body = []
+    for name in order(results):
+        pairs = [(mean.get((ours, setting)), mean.get((name, setting))) for setting, _ in columns]
+        entries = [_at_most_as_good(*pair) for pair in pairs]
+        if not name.startswith(ours) and any(entries):
+            body.append((name, *entries))
+    return _without_empty(Table(f"{experiment.title}: bytes, where {ours} is at least as accurate", head, tuple(body)))
+
+
+def _at_most_as_good(ours: tuple[float, float] | None, other: tuple[float, float] | None) -> str:
+    """The ratio of bytes, where the other communicates."""
+    if ours is None or other is None or not other[1]:
+        return ""
+    return _ratio(ours[1] / other[1]) if other[0] <= ours[0] else "more accurate"
 
 
 EXTRA = {"quality": quality_table, "panels": panels_table, "power": lead_table, "images": lead_table}
