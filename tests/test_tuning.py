@@ -14,9 +14,10 @@ import pytest
 from learn2pfed.data.polynomial import Polynomial
 from learn2pfed.errors import DivergenceError
 from learn2pfed.experiments import polynomial as study
+from learn2pfed.experiments import registry
 from learn2pfed.experiments.base import Task, over_clients
 from learn2pfed.experiments.polynomial import PolynomialConfig, PolynomialExperiment
-from learn2pfed.experiments.registry import configure, find, tuned_file, tuned_values
+from learn2pfed.experiments.registry import configure, find, tuned_file, tuned_for, tuned_values
 from learn2pfed.experiments.tuning import Tunings, chosen_values, searches, tune
 from tests.test_cli import call
 
@@ -260,3 +261,16 @@ def test_the_values_in_the_package_are_the_best_of_the_trials_that_are_kept() ->
         assert {found.method for found in tunings.tuned} == wanted
         assert tomllib.loads(tuned_file(experiment).read_text()) == chosen_values(tunings)
         assert tuned_values(tuned_file(experiment))
+
+
+def test_studies_of_the_same_methods_take_the_values_of_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = tmp_path / "images.toml"
+    values.write_text("[own.plug-in]\nlr = 0.0123\n\n[own.ditto]\nlam = 0.0456\n")
+    monkeypatch.setattr(registry, "tuned_file", lambda experiment: values if experiment.tuned_as else tmp_path / "none")
+    assert tuned_for(find("start-layer")) == {"own.plug-in.lr": 0.0123}
+    assert configure(find("start-layer"), "quick", {}).model_dump()["own"]["plug-in"]["lr"] == 0.0123
+    assert tuned_for(find("resources")) == {"own.plug-in.lr": 0.0123, "own.ditto.lam": 0.0456}
+    assert {find(name).tuned_as for name in ("start-layer", "resources")} == {"images"}
+    assert tuned_for(find("images")) == {}

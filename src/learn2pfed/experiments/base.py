@@ -69,6 +69,7 @@ class Experiment(ABC):
     presets: ClassVar[dict[str, dict[str, Any]]]
     validation: ClassVar[str] = "error on validation data"  # what `validate` gives, in words
     costs_by_setting: ClassVar[bool] = False  # whether a fit costs far more in some settings than in others
+    tuned_as: ClassVar[str] = ""  # the experiment whose tuned values it takes, where it has none of its own
     tuning: ClassVar[str] = "Settings were tuned on validation data, with as many trials for every method."
 
     def variants(self, config: Mapping[str, Any]) -> tuple[str, ...]:

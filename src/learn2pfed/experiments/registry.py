@@ -74,12 +74,27 @@ def configure(
 
 def tuned_file(experiment: Experiment) -> Path:
     """Where the values that were tuned for an experiment are kept."""
-    return Path(__file__).parent / "tuned" / f"{experiment.name}.toml"
+    return Path(__file__).parent / "tuned" / f"{experiment.tuned_as or experiment.name}.toml"
 
 
 def tuned_for(experiment: Experiment, file: Path | None = None) -> dict[str, Any]:
     """The tuned values that come along, by dotted name, and on top of them those of a file."""
-    return tuned_values(tuned_file(experiment)) | (tuned_values(file) if file else {})
+    along = tuned_values(tuned_file(experiment))
+    if experiment.tuned_as:
+        plain = experiment.config_class().model_dump()
+        along = {name: value for name, value in along.items() if _has(plain, name)}
+    return along | (tuned_values(file) if file else {})
+
+
+def _has(tree: dict[str, Any], name: str) -> bool:
+    """Whether the nested tables have the dotted name.
+
+    >>> _has({"own": {"ditto": {"lam": 1.0}}}, "own.ditto.lam"), _has({"own": {}}, "own.ditto.lam")
+    (True, False)
+    """
+    part, _, rest = name.partition(".")
+    inside = tree.get(part)
+    return part in tree if not rest else isinstance(inside, dict) and _has(inside, rest)
 
 
 def tuned_values(file: Path) -> dict[str, Any]:

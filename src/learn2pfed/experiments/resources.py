@@ -98,6 +98,8 @@ class ResourcesExperiment(Comparison):
         "and the bytes that it sends and hears."
     )
     config_class = ResourcesConfig
+    tuned_as = "images"
+    tuning = "Settings of the methods are those of `learn2pfed run images`."
     titles = TITLES
     presets = {"quick": {}}  # noqa: RUF012
 

@@ -64,6 +64,8 @@ class StartLayerExperiment(Experiment):
         "`learn2pfed run images`. The shared ratio is the part of the parameters that travels."
     )
     config_class = StartLayerConfig
+    tuned_as = "images"
+    tuning = "Settings of the plug-in are those of `learn2pfed run images`."
     presets = {  # noqa: RUF012
         "quick": {"n_rounds": 25, "some_rounds": 100, "n_images": 12_000, "min_size": 5},
         "paper": {"n_rounds": 500},
