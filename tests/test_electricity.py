@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import hashlib
 import io
+import lzma
 import sys
 import tarfile
 import zipfile
@@ -141,27 +144,61 @@ def test_meters_are_dropped_by_stated_rules_and_named(written: Write) -> None:
     assert len(loads.values) == 3
     assert np.isfinite(loads.values).all()
     assert loads.dropped == {
-        LATE: ("late", "absent", "zero"),
+        CONSTANT: ("constant", "zero"),
+        LATE: ("late", "absent"),
         BROKEN: ("missing", "infinite"),
-        CONSTANT: ("constant",),
         MOSTLY_ZERO: ("idle",),
         NEGATIVE: ("negative",),
     }
 
 
 def test_a_file_without_a_usable_meter_is_refused_with_the_rules(written: Write) -> None:
-    columns = {"a": ["0"] * len(TIMES), "b": ["1"] * len(TIMES)}
-    with pytest.raises(Learn2pFedError, match=r"No meter .* is left \(1 by 'no load on .* 1 by 'constant'"):
-        read_diagrams(written(diagram(columns)), years=None)
+    late = ["0"] * 96 + ["3,5", "4"] * ((len(TIMES) - 96) // 2)
+    columns = {"a": late, "b": ["1"] * len(TIMES)}
+    path = written(diagram(columns))
+    with pytest.raises(Learn2pFedError, match=rf"No meter of {path} .* is left \(1 by 'constant', 1 by 'no load on"):
+        load(path)
+
+
+def test_a_last_line_without_an_end_is_left_out_and_said(written: Write) -> None:
+    whole = diagram(meters())
+    for cut in (1, 3, 9, 20):
+        loads = read_diagrams(written(whole[:-cut]), years=None)
+        assert loads.values.shape[1] == len(TIMES) - 1
+        assert loads.notes == ("1 record left out: the last line has no end, and may be cut off",)
+    with pytest.raises(Learn2pFedError, match="line 289 has 2 cells where the header has 3: it is truncated"):
+        read_diagrams(written(whole[:-9]), years=(2012, 2012))
+
+
+def test_meters_may_be_named_by_numbers_and_letters(written: Write) -> None:
+    columns = dict(zip(("101", "e1"), meters().values(), strict=True))
+    assert load(written(diagram(columns))).names == ("101", "e1")
+    with pytest.raises(Learn2pFedError, match="names in its first line are not in UTF-8: save it so"):
+        load(written(diagram({"Müller": ["1"] * len(TIMES)}).encode("latin-1")))
+
+
+def test_a_packed_text_is_to_be_unpacked(written: Write) -> None:
+    for pack in (gzip, bz2, lzma):
+        with pytest.raises(Learn2pFedError, match="is packed: unpack it, then give what is in it"):
+            load(written(pack.compress(diagram(meters()).encode())))
+
+
+def test_a_file_of_ones_own_is_named_with_its_digest(written: Write) -> None:
+    sources = [load(written(diagram(meters(third=cells)))).source for cells in (["1", "2"] * 144, ["1", "3"] * 144)]
+    assert all("some.file (sha256 " in source for source in sources)
+    assert sources[0] != sources[1]
+
+
+GAPS = "2 gaps, the first after 2012-01-01T12:30:00, 11 records missing in all"
 
 
 def test_records_there_twice_and_gaps_are_counted(written: Write) -> None:
     first, *rows = diagram(meters()).splitlines()
     twice = [first, *rows[:5], rows[4], *rows[5:50], *rows[60:100], *rows[101:]]
-    loads = read_diagrams(written("\n".join(twice)), years=None)
+    loads = read_diagrams(written("\n".join([*twice, ""])), years=None)
     assert loads.stretches == (0, 50, 90)
     assert loads.values.shape == (2, len(rows) - 11)
-    assert loads.notes == ("1 record there twice, with the same loads: kept once", "2 gaps, 11 records in all")
+    assert loads.notes == ("1 record there twice, with the same loads: kept once", GAPS)
     assert np.diff(loads.clock)[[49, 89]].tolist() == [11, 2]
 
 
@@ -170,10 +207,10 @@ def test_any_clock_that_divides_a_day_is_read(written: Write, minutes: int) -> N
     times = pd.date_range("2012-01-01 00:15", periods=len(TIMES), freq=f"{minutes}min")
     rows = diagram(meters(), times.strftime("%Y-%m-%d %H:%M:%S").tolist()).splitlines()
     del rows[100]
-    loads = load(written("\n".join(rows)))
+    loads = load(written("\n".join([*rows, ""])))
     assert loads.minutes == minutes
     assert loads.stretches == (0, 99)
-    assert loads.notes == ("1 gap, 1 record in all",)
+    assert loads.notes == (f"1 gap, the first after {times[98].isoformat()}, 1 record missing in all",)
 
 
 def test_a_meter_is_late_by_the_first_day_of_its_own_clock(written: Write) -> None:
@@ -193,7 +230,7 @@ def lines(*changes: tuple[int, str, str]) -> str:
     for line, old, new in changes:
         assert old in rows[line - 1]
         rows[line - 1] = rows[line - 1].replace(old, new)
-    return "\n".join(rows)
+    return "\n".join(rows) + "\n"
 
 
 SECOND, THIRD = TIMES[1], TIMES[2]
@@ -205,19 +242,22 @@ SECOND, THIRD = TIMES[1], TIMES[2]
         (lines((7, "5,", "five")), "line 7 has 'five.* in column 2 where a number with a decimal comma should be"),
         (lines((7, "5,", "5.")), r"line 7 has '5\..* where a number with a decimal comma"),
         (lines((4, THIRD, "soon")), "line 4 has 'soon' in column 1 where a time such as"),
-        (lines((4, f'"{THIRD}"', "")), r"1 record\(s\) have no time"),
-        (lines((4, THIRD, SECOND)), f"1 times are there twice with other loads, the first {SECOND.replace(' ', 'T')}"),
+        (lines((4, f'"{THIRD}"', "")), "line 4 has no time: mend or drop it"),
+        (lines((4, THIRD, f"{THIRD}+01:00")), "line 4 has '.*' in column 1 where a time such as"),
+        (lines((9, "5,", "five")).replace("\n", "\n\n\r\n", 1), "line 11 has 'five"),
+        (lines((4, THIRD, SECOND)), f"1 time there twice with other loads, the first {SECOND.replace(' ', 'T')}"),
         (lines((4, THIRD, TIMES[0])), "not in the order of time"),
         (lines((4, THIRD, "2012-01-01 00:46:00")), "00:46:00 is off the clock of 15 minutes"),
         (every_seconds(7 * 60), "most of its records are 420 seconds apart.*: give records every 15, 30 or 60 minutes"),
         (every_seconds(90), "most of its records are 90 seconds apart"),
         (every_seconds(60, 1), "has one record, at 2012-01-01T00:00:00: give a longer file"),
-        (lines()[:-9], "line 289 has 2 cells where the header has 3: it is truncated"),
+        (lines((7, ";", ",")), "line 7 has 1 cells where the header has 3: it is truncated"),
         (lines((9, ";", ";1;")), "line 9 has 5 cells where the header has 3"),
-        (lines((1, "MT_002", "MT_001")), "'MT_001' is no name of a meter, or of two"),
-        (lines((1, '"MT_002"', "")), "'' is no name of a meter"),
-        (lines().partition("\n")[2], "is no name of a meter, or of two: begin with a line of names"),
+        (lines((1, "MT_002", "MT_001")), "'MT_001' is the name of 2 meters: rename all but one"),
+        (lines((1, '"MT_002"', "")), "column 3 has no name in the first line"),
+        (lines().partition("\n")[2], f"begins with the record {TIMES[0]}: begin with a line of names"),
         (lines().partition("\n")[0], "no table of loads|no records"),
+        (lines().partition("\n")[0] + "\n", "has no records below its first line: it is truncated"),
         (diagram(meters(), separator="\t"), "has no semicolons in its first line"),
     ],
 )
@@ -229,15 +269,16 @@ def test_bad_diagrams_are_refused_with_a_sentence(written: Write, text: str, com
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (diagram(meters(), separator="\t"), "has tabs between its cells, where LD2011_2014.txt has semicolons"),
+        (diagram(meters(), separator="\t"), "has tabs between its cells: give a line of names, then times such as"),
         (diagram(meters(), separator=","), "has commas between its cells"),
-        ("some words", "has neither semicolons nor blanks"),
+        ("some words", "has no semicolons between its cells"),
         ("", "is empty"),
         (b"\x89PNG\0\0", "is no text"),
         (zipped("other.txt", "1 2 3"), "holds none of LD2011_2014.txt, electricity.txt, elcons_15min.rda"),
         (zipped("LD2011_2014.txt", diagram(meters()))[:-30], "is truncated or damaged"),
         ("1 2 3\n4 5 6\n", "row 1 has 3 cells, not 20"),
-        (b"BZh91AY&SY and then nonsense", "truncated, damaged or no .rda file"),
+        (b"BZh91AY&SY and then nonsense", "is truncated or damaged"),
+        (bz2.compress(b"RDX3 and then nonsense"), "truncated, damaged or no .rda file"),
     ],
 )
 def test_files_are_told_by_content_and_others_refused(written: Write, content: str | bytes, complaint: str) -> None:

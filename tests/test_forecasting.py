@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,14 @@ from learn2pfed.experiments import power_methods
 from learn2pfed.experiments.base import Task
 from learn2pfed.experiments.joining import JoiningExperiment
 from learn2pfed.experiments.power import HISTORIES, PowerConfig, PowerExperiment, study_of
+from learn2pfed.experiments.power_study import loads_at
 from learn2pfed.experiments.registry import configure
 from learn2pfed.experiments.tuning import searches
 from learn2pfed.unrolled.losses import SQUARED
 from learn2pfed.unrolled.settings import Settings
 from learn2pfed.unrolled.softmax import Softmax
 from learn2pfed.unrolled.supervision import supervise
+from tests.test_cli import call
 
 
 def curves(n_meters: int = 3, n_records: int = 40, minutes: int = 360, **changes: Any) -> Loads:
@@ -216,11 +219,14 @@ def test_the_notes_say_what_was_left_out_in_which_setting(tmp_path: Path) -> Non
     experiment = PowerExperiment()
     assert experiment.tasks(config)
     notes = experiment.notes(config)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+    gap = "1 gap, the first after 2020-01-05T03:00:00, 1 record missing in all."
     assert [note.replace(str(file), "FILE") for note in notes] == [
-        "FILE, in the format of LD2011_2014.txt: 6 meters, 671 records each.",
-        "1 gap, 1 record in all.",
+        f"FILE (sha256 {digest}...): 6 meters, 671 records each.",
+        gap,
         "Setting 1, 2: 1 dropped, constant in the records to learn from: still.",
         "Setting 1, 2, 3: 1 record left out: of steps of 120 minutes that a break or the end cuts.",
+        "Setting 1, 2, 3: 50 rows left out: lags over a break.",
         "Setting 3: 2 dropped, constant in the records to learn from: still, away.",
     ]
     assert "still" not in study_of(config, "2", 0).rows.train.names
@@ -230,7 +236,8 @@ def test_the_notes_say_what_was_left_out_in_which_setting(tmp_path: Path) -> Non
     said = JoiningExperiment().notes(joining)
     assert said[1:] == [
         "1 dropped, constant in the records to learn from: still.",
-        "1 gap, 1 record in all.",
+        gap,
+        "24 rows left out: lags over a break.",
         "Λ stays as it is in the first 10 epochs (learn2pfed.n_warmup): after 5 nothing is learned yet.",
     ]
 
@@ -410,3 +417,25 @@ def test_shares_that_are_nearly_alike_have_names_of_their_own() -> None:
     assert [task.setting for task in experiment.tasks(config)] == ["10% an epoch", "10.1% an epoch", "100% an epoch"]
     with pytest.raises(Learn2pFedError, match=r"join = 0.01 of 20 clients is no client at all"):
         experiment.tasks(configure(experiment, "quick", {"shares": [0.5, 0.01]}))
+
+
+def test_a_run_goes_on_only_with_the_data_it_was_begun_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = own_file(tmp_path / "own.txt")
+    ask = ["run", "power", "--algorithms", "naive", "--set", f"crowd={file}", "--set", "settings=2", "--seeds", "1"]
+    ask += ["--set", "n_joining=2", "--jobs", "1", "--out", str(tmp_path / "run")]
+    assert call(monkeypatch, *ask) == 0
+    assert call(monkeypatch, *ask, "--resume") == 0
+    before = (tmp_path / "run" / "results.json").read_text()
+    file.write_text(file.read_text().replace("5,1", "5,2", 1))
+    loads_at.cache_clear()
+    assert call(monkeypatch, *ask, "--resume") == 2
+    assert (tmp_path / "run" / "results.json").read_text() == before
+
+
+def test_one_meter_has_nobody_to_learn_with(tmp_path: Path) -> None:
+    file = own_file(tmp_path / "own.txt")
+    columns = [line.split(";")[:2] for line in file.read_text().splitlines()]
+    file.write_text("".join(";".join(cells) + "\n" for cells in columns))
+    for setting in ("1", "2", "scarce"):
+        with pytest.raises(Learn2pFedError, match="has one usable meter, 'm0': give others to learn with"):
+            study_of(small(source=str(file), crowd=str(file), n_joining=2, scarce_rows=20), setting, 0)

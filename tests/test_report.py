@@ -104,8 +104,17 @@ def test_the_lead_is_taken_seed_by_seed_from_the_best_of_the_others() -> None:
     errors += rows("FedAvg, LSTM", 0.9, 0.9) + rows("Ditto, linear", 0.6, 1.0) + rows("Ditto, LSTM", 3.0, 3.0)
     (lead, *_) = tables(made("power").model_copy(update={"rows": errors}))
     assert lead.body == (
-        ("1", "Learn2pFed, LSTM", "0.600 ± 0.14", "Ditto, linear", "0.800 ± 0.28", "0.200 ± 0.14", "25.0%"),
-        ("1", "Learn2pFed, linear", "1.10 ± 0.14", "Ditto, linear", "0.800 ± 0.28", "-0.300 ± 0.14", "-37.5%"),
+        ("1", "Learn2pFed, LSTM", "0.600 ± 0.14", "Ditto, linear", "0.800 ± 0.28", "0.200 ± 0.14", "25.0%", "2 of 2"),
+        (
+            "1",
+            "Learn2pFed, linear",
+            "1.10 ± 0.14",
+            "Ditto, linear",
+            "0.800 ± 0.28",
+            "-0.300 ± 0.14",
+            "-37.5%",
+            "0 of 2",
+        ),
     )
     setting = "cifar10, 0.1, 10 clients"
     right = [
@@ -115,7 +124,7 @@ def test_the_lead_is_taken_seed_by_seed_from_the_best_of_the_others() -> None:
     ]
     right += [row.model_copy(update={"algorithm": "Learn2pFed"}) for row in right if row.algorithm == "Ditto, LSTM"]
     (lead, *_) = tables(made("images").model_copy(update={"rows": right}))
-    assert lead.body == ((setting, "Learn2pFed", "3.00 ± 0", "Ditto, LSTM", "3.00 ± 0", "0 ± 0", "0.0%"),)
+    assert lead.body == ((setting, "Learn2pFed", "3.00 ± 0", "Ditto, LSTM", "3.00 ± 0", "0 ± 0", "0.0%", "0 of 2"),)
     few = [row for row in right if (row.algorithm, row.seed) != ("Learn2pFed", 1)]
     (first, *_) = tables(made("images").model_copy(update={"rows": few}))
     assert first.head[0] == "accuracy"

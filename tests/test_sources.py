@@ -244,10 +244,26 @@ def test_a_file_at_hand_is_told_by_its_digest(tmp_path: Path, folder: Path) -> N
     assert take(two, tmp_path / "plain").name == "few"
     assert held(folder) == ["few/few.txt", "loads/loads.txt"]
     assert (tmp_path / "plain").exists()
-    with pytest.raises(Learn2pFedError, match=r"other neither is loads.txt as it was published nor holds it"):
+    with pytest.raises(
+        Learn2pFedError, match=r"other neither is loads.txt as it was published \(sha256 .*\) nor holds it"
+    ):
         take(two, tmp_path / "other")
     with pytest.raises(Learn2pFedError, match=r"^there is no file .*: check the path\.$"):
         take(two, tmp_path / "nothing")
+
+
+def test_what_is_damaged_in_the_cache_is_got_again(server: tuple[Server, str], folder: Path) -> None:
+    dataset = made(Download((server[1],)))
+    source, _ = get(dataset)
+    (kept,) = cached_files(source)
+    kept.write_bytes(CONTENT[:-1])
+    assert source.cached
+    assert not source.sound
+    with pytest.raises(Learn2pFedError, match="can't be had"):
+        get(made())
+    assert get(dataset)[0].sound
+    assert kept.read_bytes() == CONTENT
+    assert held(folder) == ["loads/loads.txt"]
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import lzma
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -14,8 +16,11 @@ from typing import IO
 from learn2pfed.errors import Learn2pFedError
 
 ZIP = b"PK\x03\x04"
-PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ")
-"""How gzip, bzip2 and xz begin; a tar is expected in one of them."""
+UNPACK: dict[bytes, Callable[[Path], IO[bytes]]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}  # type: ignore[dict-item]
+"""How gzip, bzip2 and xz begin, and who opens them."""
+
+PACKED = tuple(UNPACK)
+"""A tar is expected in one of them."""
 
 
 @contextmanager
@@ -46,6 +51,17 @@ def _is_tar(path: Path) -> bool:
     except tarfile.TarError:
         return False
     return True
+
+
+def packed_head(path: Path, n_bytes: int) -> bytes:
+    """The first bytes of what is packed in a file; nothing if nothing is."""
+    with path.open("rb") as file:
+        head = file.read(6)
+    unpack = next((unpack for begins, unpack in UNPACK.items() if head.startswith(begins)), None)
+    if unpack is None:
+        return b""
+    with unpack(path) as packed:
+        return packed.read(n_bytes)
 
 
 def members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:

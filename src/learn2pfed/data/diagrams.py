@@ -22,21 +22,27 @@ from learn2pfed.errors import Learn2pFedError
 DAY = 24 * 60
 """Minutes."""
 
-NUMBER = re.compile(r"[-+\d.,e]+")
-"""What stands where a header is missing."""
+RECORD = re.compile(r"\d{4}-\d\d-\d\d")
+"""How a line begins that is no header."""
+
+FORMAT = "a line of names, then times such as 2012-01-01 00:15:00 and loads with decimal commas, semicolons between"
+"""What such a file looks like."""
+
+UCI = "ElectricityLoadDiagrams20112014, Trindade (2015), UCI Machine Learning Repository, CC BY 4.0"
 
 BLOCK = 1 << 24
 """Bytes of text that are parsed at once."""
 
 
-def read_diagrams(path: Path, years: tuple[int, int] | None = (2012, 2014)) -> Loads:
+def read_diagrams(path: Path, years: tuple[int, int] | None = (2012, 2014), source: str = UCI) -> Loads:
     """LD2011_2014.txt of the UCI archive, in its zip or alone: 370 clients, mean kW of every quarter of an hour.
 
     A file of the same format may have another clock, of whole minutes that divide a day: the commonest distance of its
     records.
 
     A record's time is the end of its quarter: 2012 begins with 2012-01-01 00:15 and ends with 2013-01-01 00:00. Kept
-    are the years from the first to the last named, which must be there from end to end, or all records (None).
+    are the years from the first to the last named, which must be there from end to end, or all records (None) but the
+    last where its line has no end: it may be cut off.
 
     Clients that joined later have zeros before: one without any load on the first day kept is dropped. The paper keeps
     313 clients by such a rule, which it does not give to the record; how many are kept here, `names` and `dropped` say.
@@ -46,7 +52,7 @@ def read_diagrams(path: Path, years: tuple[int, int] | None = (2012, 2014)) -> L
     """
     with opened(path, ECL.file) as stream:
         names = _meters(path, stream.readline())
-        times, values = _records(path, stream, len(names), years)
+        times, values, cut_off = _records(path, stream, len(names), years)
     times, values, twice = _without_twins(path, times, values)
     minutes = _minutes(path, times)
     if years is not None:
@@ -60,8 +66,11 @@ def read_diagrams(path: Path, years: tuple[int, int] | None = (2012, 2014)) -> L
         )
     gaps = np.diff(clock) - 1
     notes = [f"{counted(twice, 'record')} there twice, with the same loads: kept once"] if twice else []
+    notes += ["1 record left out: the last line has no end, and may be cut off"] if cut_off else []
     if gaps.any():
-        notes += [f"{counted(int(np.count_nonzero(gaps)), 'gap')}, {counted(int(gaps.sum()), 'record')} in all"]
+        first = times[np.flatnonzero(gaps)[0]]
+        missing = f"{counted(int(gaps.sum()), 'record')} missing in all"
+        notes += [f"{counted(int(np.count_nonzero(gaps)), 'gap')}, the first after {first}, {missing}"]
     day = np.nan_to_num(values[:, : DAY // minutes])
     return kept(
         Loads(
@@ -70,7 +79,7 @@ def read_diagrams(path: Path, years: tuple[int, int] | None = (2012, 2014)) -> L
             minutes,
             pd.Timestamp(times[0]),
             "kW",
-            "ElectricityLoadDiagrams20112014, Trindade (2015), UCI Machine Learning Repository, CC BY 4.0",
+            source,
             clock,
             {},
             tuple(notes),
@@ -81,24 +90,37 @@ def read_diagrams(path: Path, years: tuple[int, int] | None = (2012, 2014)) -> L
 
 def _meters(path: Path, header: bytes) -> tuple[str, ...]:
     """The meters' names, from the header; its first cell stands over the times."""
-    names = [cell.strip().strip('"') for cell in header.decode("utf-8-sig", errors="replace").strip().split(";")][1:]
+    try:
+        first, *names = (cell.strip().strip('"') for cell in header.decode("utf-8-sig").strip("\r\n").split(";"))
+    except UnicodeDecodeError as error:
+        raise Learn2pFedError(f"{path}: the names in its first line are not in UTF-8: save it so.") from error
     if not names:
-        raise Learn2pFedError(f"{path} has no semicolons in its first line: give {ECL.file} as the archive ships it.")
-    odd = [name for name, count in Counter(names).items() if count > 1 or not name or NUMBER.fullmatch(name)]
-    if odd:
-        raise Learn2pFedError(f"{path}: {odd[0]!r} is no name of a meter, or of two: begin with a line of names.")
+        raise Learn2pFedError(f"{path} has no semicolons in its first line: give {FORMAT}.")
+    if RECORD.match(first):
+        raise Learn2pFedError(f"{path} begins with the record {first}: begin with a line of names.")
+    if "" in names:
+        raise Learn2pFedError(f"{path}: column {names.index('') + 2} has no name in the first line: give it one.")
+    name, count = Counter(names).most_common(1)[0]
+    if count > 1:
+        raise Learn2pFedError(f"{path}: {name!r} is the name of {count} meters: rename all but one.")
     return tuple(names)
 
 
 def _records(
     path: Path, stream: IO[bytes], n_meters: int, years: tuple[int, int] | None
-) -> tuple[NDArray[np.datetime64], NDArray[np.float32]]:
-    """Times (T,) and loads (M, T) of the years, block by block: only what is kept stays in memory."""
+) -> tuple[NDArray[np.datetime64], NDArray[np.float32], bool]:
+    """Times (T,) and loads (M, T) of the years, block by block: only what is kept stays in memory.
+
+    Where all years are kept, a last line without an end is not: then the third is true.
+    """
     columns = [str(place) for place in range(n_meters + 1)]
     types = {name: pa.float32() for name in columns} | {columns[0]: pa.timestamp("s")}
     times, values = [np.empty(0, "datetime64[s]")], [np.empty((n_meters, 0), np.float32)]
-    before = 1  # lines above the block: the header
+    before, cut_off = 1, False  # lines above the block: the header
     for text in _blocks(stream):
+        if years is None and not text.endswith(b"\n"):
+            cut_off = True
+            break
         try:
             block = csv.read_csv(
                 pa.BufferReader(text),
@@ -107,18 +129,20 @@ def _records(
                 csv.ConvertOptions(column_types=types, decimal_point=","),
             )
         except pa.ArrowInvalid as error:
-            raise Learn2pFedError(f"{path}: {_complaint(str(error), before)}.") from error
-        before += text.count(b"\n")
+            raise Learn2pFedError(f"{path}: {_complaint(str(error), text, before)}.") from error
         if block.column(0).null_count:
-            raise Learn2pFedError(f"{path}: {block.column(0).null_count} record(s) have no time: mend or drop them.")
+            row = 1 + block.column(0).is_null().to_pylist().index(True)
+            raise Learn2pFedError(f"{path}: line {_line(text, row, before)} has no time: mend or drop it.")
+        before += text.count(b"\n")
         when = block.column(0).to_numpy()
         inside = _inside(when, years)
         if inside.any():
             times.append(when[inside])
             values.append(np.stack([column.to_numpy()[inside] for column in block.columns[1:]]))
     if len(times) == 1:
-        raise Learn2pFedError(f"{path} has no records of {_words(years)}: it is truncated, or name the years it has.")
-    return np.concatenate(times), np.concatenate(values, axis=1)
+        what = "records below its first line" if years is None else f"records of {_words(years)}"
+        raise Learn2pFedError(f"{path} has no {what}: it is truncated: get it again.")
+    return np.concatenate(times), np.concatenate(values, axis=1), cut_off
 
 
 def _blocks(stream: IO[bytes]) -> Iterator[bytes]:
@@ -149,20 +173,30 @@ def _span(years: tuple[int, int]) -> tuple[np.datetime64, np.datetime64]:
     return np.datetime64(f"{years[0]}-01-01", "s"), np.datetime64(f"{years[1] + 1}-01-01", "s")
 
 
-def _words(years: tuple[int, int] | None) -> str:
-    return "any year" if years is None else f"{years[0]} to {years[1]}"
+def _words(years: tuple[int, int]) -> str:
+    return f"{years[0]} to {years[1]}"
 
 
-def _complaint(error: str, before: int) -> str:
-    """What the parser says, as something to do; its rows are counted from 1, `before` lines above."""
+def _line(text: bytes, row: int, before: int) -> int:
+    """Where a row of the block stands in the file; rows are counted from 1 without empty lines, `before` lines above.
+
+    >>> _line(b"a\\n\\nb\\n", 2, 10)
+    13
+    """
+    filled = [place for place, line in enumerate(text.split(b"\n"), 1) if line.strip(b"\r")]
+    return before + filled[row - 1]
+
+
+def _complaint(error: str, text: bytes, before: int) -> str:
+    """What the parser says of a block, as something to do."""
     place = re.search(r"Row #(\d+)", error)
-    line = f"line {int(place[1]) + before}" if place else "a line"
+    line = f"line {_line(text, int(place[1]), before)}" if place else "a line"
     if found := re.search(r"Expected (\d+) columns, got (\d+)", error):
         return f"{line} has {found[2]} cells where the header has {found[1]}: it is truncated or damaged: get it again"
-    if found := re.search(r"column #(\d+).*invalid value '(.*)'", error, re.DOTALL):
+    if found := re.search(r"column #(\d+).*'(.*)'", error, re.DOTALL):
         wanted = "a time such as 2012-01-01 00:15:00" if found[1] == "0" else "a number with a decimal comma"
         return f"{line} has {found[2][:40]!r} in column {int(found[1]) + 1} where {wanted} should be: mend it"
-    return f"no table of loads ({error.splitlines()[0]}): give {ECL.file} as the archive ships it"
+    return f"no table of loads ({error.splitlines()[0]}): give {FORMAT}"
 
 
 def _minutes(path: Path, times: NDArray[np.datetime64]) -> int:
@@ -185,7 +219,7 @@ def _check_covered(path: Path, times: NDArray[np.datetime64], minutes: int, year
     if times[0] > first + np.timedelta64(minutes, "m") or times[-1] < end:
         raise Learn2pFedError(
             f"{path} has records from {times[0]} to {times[-1]}, not all of {_words(years)}: it is truncated: get "
-            "it again, or name the years it has."
+            "it again."
         )
 
 
@@ -204,6 +238,6 @@ def _without_twins(
     if any(differ):
         at = times[again[differ.index(True)]]
         raise Learn2pFedError(
-            f"{path}: {sum(differ)} times are there twice with other loads, the first {at}: keep one."
+            f"{path}: {counted(sum(differ), 'time')} there twice with other loads, the first {at}: keep one record."
         )
     return np.delete(times, again), np.delete(values, again, axis=1), len(again)

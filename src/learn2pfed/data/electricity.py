@@ -5,15 +5,15 @@ What is odd in a file is either refused with a sentence or dropped by a rule tha
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from learn2pfed.data.archives import PACKED, is_archive, members, opened, reading
-from learn2pfed.data.diagrams import read_diagrams
+from learn2pfed.data.archives import is_archive, members, opened, packed_head, reading
+from learn2pfed.data.diagrams import FORMAT, read_diagrams
 from learn2pfed.data.households import read_households
 from learn2pfed.data.loads import Loads, kept
 from learn2pfed.data.sources import ECL, ECL_20, HOUSEHOLDS, cached_files, source_named
@@ -26,6 +26,9 @@ HOURS, CLIENTS = 5000, 20
 
 HEAD = 1 << 16
 """Bytes that are looked at to tell what a file is."""
+
+R_DATA = b"RDX"
+"""How a file of R begins."""
 
 SAMPLE = Path(__file__).with_name("sample") / "ecl20.npz"
 
@@ -47,7 +50,9 @@ def load(source: str | Path) -> Loads:
     path = cached_files(named)[0] if named else Path(source)
     reader = _reader(path)
     if named is None and reader is read_diagrams:  # anybody's meters may stand in such a file, and any years
-        return replace(read_diagrams(path, years=None), source=f"{path}, in the format of {ECL.file}")
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()[:12]
+        return read_diagrams(path, years=None, source=f"{path} (sha256 {digest}...)")
     return reader(path)
 
 
@@ -63,8 +68,11 @@ def _reader(path: Path) -> Callable[[Path], Loads]:
             return READERS[found]
         with path.open("rb") as file:
             head = file.read(HEAD)
-    if head.startswith((b"RDX", *PACKED)):
+        packed = packed_head(path, len(R_DATA))
+    if R_DATA in (packed, head[: len(R_DATA)]):
         return read_households
+    if packed:
+        raise Learn2pFedError(f"{path} is packed: unpack it, then give what is in it.")
     first = head.partition(b"\n")[0].decode(errors="replace").strip()
     if not first or "\0" in first:
         raise Learn2pFedError(f"{path} is {'no text' if first else 'empty'}: give one of {', '.join(READERS)}.")
@@ -72,11 +80,8 @@ def _reader(path: Path) -> Callable[[Path], Loads]:
         return read_diagrams
     if all(_is_number(word) for word in first.split()):
         return read_ecl_20
-    parted = "tabs" if "\t" in first else "commas" if "," in first else "neither semicolons nor blanks"
-    raise Learn2pFedError(
-        f"{path} has {parted} between its cells, where {ECL.file} has semicolons and {ECL_20.file} blanks: give the "
-        "file as its source ships it."
-    )
+    parted = "tabs" if "\t" in first else "commas" if "," in first else "no semicolons"
+    raise Learn2pFedError(f"{path} has {parted} between its cells: give {FORMAT}.")
 
 
 def _is_number(word: str) -> bool:

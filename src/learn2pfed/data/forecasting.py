@@ -184,7 +184,12 @@ def _still(loads: Loads, cut: Cut) -> NDArray[np.bool_]:
 
 def changing(loads: Loads, horizon: int = 1, n_days: int = 7, until: float = 1.0, rows: int | None = None) -> Loads:
     """Without the meters that never change in the records that `forecasting` takes units from."""
-    return without(loads, {STILL: _still(loads, _cut(loads, horizon, n_days, TEST, until, rows))})
+    cut = _cut(loads, horizon, n_days, TEST, until, rows)
+    found = without(loads, {STILL: _still(loads, cut)})
+    reach = max(cut.lags)
+    lost = cut.n_records - reach - len(_times(loads.stretches, cut.n_records, reach))
+    notes = (f"{counted(lost, 'row')} left out: lags over a break",) if lost else ()
+    return replace(found, notes=(*found.notes, *notes))
 
 
 def forecasting(
@@ -230,7 +235,10 @@ def most_distinct(loads: Loads, n: int, seed: int = 0) -> tuple[tuple[int, ...],
 
     n_meters = len(loads.names)
     if not 1 <= n <= n_meters:
-        raise Learn2pFedError(f"{n} meters are asked for where {loads.source} has {n_meters}.")
+        raise Learn2pFedError(
+            f"{n} meters are asked for where {loads.source} has {n_meters}: set n_distinct to {n_meters} or less, or "
+            "leave out setting 1."
+        )
     week = 7 * DAY // loads.minutes
     training = int(loads.values.shape[1] * 0.9)
     weeks, _ = _whole(loads.values[:, :training], loads.clock[:training], week)

@@ -49,7 +49,7 @@ class Loads:
     def words(self) -> list[str]:
         """What a reader must know of these records: how many there are, what was dropped or mended, by which rule."""
         found = [f"{self.source}: {counted(len(self.names), 'meter')}, {counted(len(self.clock), 'record')} each."]
-        found += [f"{len(names)} dropped, {rule}: {some(names)}." for rule, names in self.dropped.items()]
+        found += [f"{len(names)} dropped, {rule}: {', '.join(names)}." for rule, names in self.dropped.items()]
         return found + [f"{note}." for note in self.notes]
 
 
@@ -62,24 +62,14 @@ def counted(n: int, what: str) -> str:
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
-def some(names: Sequence[str], most: int = 10) -> str:
-    """The first names, and how many more there are.
-
-    >>> some(["a", "b"]), some(["a", "b", "c"], 2)
-    ('a, b', 'a, b and 1 more')
-    """
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
 def kept(loads: Loads, also: Mapping[str, Any] = MappingProxyType({})) -> Loads:
     """Without the meters that a rule of this file drops.
 
-    `also` has further rules, which go first, with masks of meters. Standardised loads may be negative.
+    `also` has further rules, with masks of meters. Standardised loads may be negative.
     """
     values = loads.values
-    rules: dict[str, Any] = dict(also)
+    rules: dict[str, Any] = {CONSTANT: (values == values[:, :1]).all(axis=1), **also}
     rules[BROKEN] = ~np.isfinite(values).all(axis=1)
-    rules[CONSTANT] = (values == values[:, :1]).all(axis=1)
     if loads.unit is not None:
         rules[MOSTLY_ZERO] = (values == 0).mean(axis=1) > 0.5
         rules[NEGATIVE] = (values < 0).any(axis=1)

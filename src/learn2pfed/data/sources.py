@@ -64,6 +64,21 @@ class Source:
         return all((self.folder / name).is_file() for name in self.files)
 
     @property
+    def sound(self) -> bool:
+        """Whether what is in the cache still has its digest."""
+        return all(self._digest(self.folder / name) == digest for name, digest in self.files.items())
+
+    def _digest(self, path: Path) -> str:
+        """Nothing where it can't be read."""
+        try:
+            if self.decode is not None:
+                return digest_of(np.load(path, mmap_mode="r", allow_pickle=False))
+            with path.open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        except (OSError, ValueError):
+            return ""
+
+    @property
     def folder(self) -> Path:
         """Its place in the cache."""
         return cache() / self.name
@@ -206,7 +221,7 @@ def get(dataset: DataSet, report: Report = lambda done, total: None) -> tuple[So
     """The first source that is cached or can be had, and why those before it can't."""
     failed: list[str] = []
     for source in dataset.sources:
-        if source.cached:
+        if source.cached and source.sound:
             return source, failed
         for way in source.ways:
             try:
@@ -263,7 +278,8 @@ def unpack(source: Source, containers: Sequence[Path]) -> None:
     for name, digest in source.files.items():
         if not any(_copied(name, digest, container, source.folder) for container in containers):
             raise Learn2pFedError(
-                f"{_all(containers)} neither is {name} as it was published nor holds it: get it again."
+                f"{_all(containers)} neither is {name} as it was published (sha256 {digest[:12]}...) nor holds it: "
+                "get it again."
             )
 
 

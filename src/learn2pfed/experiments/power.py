@@ -71,7 +71,10 @@ ABOUT: tuple[tuple[Collection[str], str], ...] = (
         "week further back), after the others have learned; they follow the others' model as far as the learned "
         "participation says, and errors are theirs.",
     ),
-    ((SCARCE,), "Scarce: a week of rows at the source's own clock."),
+    (
+        (SCARCE,),
+        "Scarce: 672 rows to learn from (`scarce_rows`) at the source's own clock; of quarters of an hour a week.",
+    ),
     (SETTINGS, "Errors are after the last round, each in units of the records that the client learned from."),
 )
 """Sentences, and the settings that they are about."""
@@ -90,8 +93,8 @@ class PowerExperiment(Comparison):
     about = _about(SETTINGS)
     validation = "log of the RMSE on the last tenth of the training records, mean over settings 1 and 2"
     tuning = (
-        "Settings were tuned on the last tenth of the training records (of 60 meters in setting 2), with as many "
-        "trials for every method."
+        "Settings were tuned on the last tenth of the training records of the 20 meters that come along (setting 1) "
+        "and of 60 Swiss households (setting 2), both together, with as many trials for every method."
     )
     config_class = PowerConfig
     costs_by_setting = True

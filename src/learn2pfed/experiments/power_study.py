@@ -54,7 +54,7 @@ class PowerConfig(Trials, ProtocolConfig):
     minutes: int = Field(60, ge=1, description="records are brought to this clock; setting scarce keeps the source's")
     horizon: int = Field(1, ge=1, description="records ahead")
     n_days: int = Field(7, ge=1, description="a day of lags, and the same hour of so many days")
-    n_distinct: int = Field(5, ge=1, description="clients of setting 1, the most distinct by t-SNE")
+    n_distinct: int = Field(5, ge=2, description="clients of setting 1, the most distinct by t-SNE")
     n_joining: int = Field(50, ge=1, description="clients a round in setting 2")
     n_scarce: int = Field(50, ge=2, description="clients of setting scarce, drawn with the trial's seed")
     scarce_rows: int = Field(672, ge=2, description="rows that each of them learns from, with a day of lags")
@@ -121,6 +121,8 @@ def study_of(config: PowerConfig, setting: str, seed: int, tuning: bool = False)
 
     loads = loads_of(config, setting, until)
     n_meters = len(loads.names)
+    if n_meters < 2:
+        raise Learn2pFedError(f"{loads.source} has one usable meter, {loads.names[0]!r}: give others to learn with.")
     if setting == "1":
         picked, plane = most_distinct(loads, config.n_distinct)
         others = [i for i in range(n_meters) if i not in picked]
@@ -138,6 +140,8 @@ def study_of(config: PowerConfig, setting: str, seed: int, tuning: bool = False)
     order = np.random.default_rng([seed, 1]).permutation(n_meters).tolist()
     n_new = max(1, round(config.newcomers * n_meters))
     if n_new >= n_meters:
-        raise Learn2pFedError(f"newcomers = {config.newcomers} of {n_meters} clients leaves nobody to learn from.")
+        raise Learn2pFedError(
+            f"newcomers = {config.newcomers} of {n_meters} clients leaves nobody to learn from: set newcomers lower."
+        )
     late = cut(chosen(loads, order[:n_new]), rows=HISTORIES[setting] * DAY // loads.minutes)
     return Study(cut(chosen(loads, order[n_new:])), join, late)

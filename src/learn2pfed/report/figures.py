@@ -331,7 +331,7 @@ def lags_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
             continue
         lags, lam = detail.series["lags"], detail.series["lam"][1:]
         series = Series("Λ", lags, lam, "marks", COLOURS[0], legend=False)
-        panels.append(Panel(f"setting {setting}", (series,), "lag", "Λ / typical curvature", log_y=True))
+        panels.append(Panel(f"setting {setting}", (series,), "lag, in records", "Λ / typical curvature", log_y=True))
     caption = "A small Λ: each meter has a coefficient of its own for this lag. A large one: all have nearly the same."
     return Figure("lags", "Learned participation by lag", caption, tuple(panels)) if panels else None
 

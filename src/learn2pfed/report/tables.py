@@ -251,8 +251,18 @@ def lead_table(results: Results) -> Table:
                 continue  # not run, or not for every seed
             lead = [sign * (a - b) for a, b in zip(own, its, strict=True)]
             relative = f"{statistics.fmean(lead) / statistics.fmean(its):.1%}"
-            body.append((column.setting, name, mean_std(own), best, mean_std(its), mean_std(lead), relative))
-    head = ("setting", "ours", metric, "best of the others", f"its {metric}", "lead, seed by seed", "of its")
+            ahead = f"{sum(value > 0 for value in lead)} of {len(lead)}"
+            body.append((column.setting, name, mean_std(own), best, mean_std(its), mean_std(lead), relative, ahead))
+    head = (
+        "setting",
+        "ours",
+        metric,
+        "best of the others",
+        f"its {metric}",
+        "lead, seed by seed",
+        "of its",
+        "ahead in",
+    )
     return Table(f"{experiment.title}: Learn2pFed against the best of the others", head, tuple(body))
 
 

@@ -125,6 +125,11 @@ class RunFolder:
             raise Learn2pFedError(
                 f"{path} holds a run of {old.experiment!r} with other settings: repeat those or choose another --out."
             )
+        if old.notes != fresh.notes:
+            said = next((note for note in old.notes if note not in fresh.notes), "nothing")
+            raise Learn2pFedError(
+                f"{path} was begun on other data ({said.rstrip('.')}): give those again or choose another --out."
+            )
         folder = cls(path, old, read_details(path))
         folder._write("config.toml", to_toml(old.config))
         return folder
