@@ -144,7 +144,7 @@ BAD: dict[str, tuple[Files, str]] = {
     ),
     "two missing": (
         without(idx_files(), TRAIN_LABELS, "t10k-images-idx3-ubyte.gz"),
-        "lacks train-labels-idx1-ubyte, t10k-images-idx3-ubyte: give the folder",
+        "lacks train-labels-idx1-ubyte, t10k-images-idx3-ubyte: it is damaged or not whole: give the folder",
     ),
     "a pickle": (
         {"data_batch_1": b"\x80\x02", "test_batch": b"\x80\x02"},
@@ -241,9 +241,24 @@ def test_what_is_kept_is_the_same_from_every_source_and_mapped(
     found = load_images("cifar10")
     same(found, COLOUR, LABELLED, 10)
     assert isinstance(found.pixels, np.memmap)
-    (cache / "cifar10" / "pixels.npy").write_bytes(b"\x93NUMPY")
-    with pytest.raises(Learn2pFedError, match=r"cifar10 is damaged .*: remove it, then: learn2pfed data get cifar10"):
+    pixels, labels = cache / "cifar10" / "pixels.npy", cache / "cifar10" / "labels.npy"
+    whole = pixels.read_bytes(), labels.read_bytes()
+
+    def refused() -> None:
+        with pytest.raises(Learn2pFedError, match="cifar10 is damaged: get it again with learn2pfed data get cifar10"):
+            load_images("cifar10")
+        pixels.write_bytes(whole[0])
+        labels.write_bytes(whole[1])
         load_images("cifar10")
+
+    for damaged in (b"", b"\x93NUMPY", b"text", whole[0][:-1]):
+        pixels.write_bytes(damaged)
+        assert not wanted.sources[0].sound
+        refused()
+    np.save(pixels, COLOUR[:5])
+    refused()
+    np.save(labels, LABELLED + 5)
+    refused()
 
 
 def test_files_at_hand_may_be_named_one_by_one(folder_of: FolderOf, cache: Path) -> None:

@@ -140,6 +140,31 @@ def test_every_client_of_the_quick_table_gets_images(name: str, monkeypatch: pyt
         assert len(parts_of(config, setting._replace(n_clients=10), module.TUNING_SEED, tuning=True)) == 10
 
 
+def test_all_that_is_missing_is_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEARN2PFED_DATA", str(tmp_path))
+    for experiment in (ImagesExperiment(), StartLayerExperiment()):
+        config = experiment.config_class.model_validate({"data": ("cifar10", "fashion-mnist")})
+        both = "get with learn2pfed data get cifar10 and learn2pfed data get fashion-mnist"
+        with pytest.raises(Learn2pFedError, match=both):
+            experiment.tasks(config)
+
+
+def test_the_rules_of_libraries_have_their_own_fewest_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = np.arange(2_000) % 10
+    monkeypatch.setattr(module, "_images", lambda source: Images(source, np.empty(0), labels, 10, 1_800))
+    setting = module.Setting("cifar10", 0.1, 10)
+    config = ImagesConfig(data=("cifar10",), min_size=5)
+    fewest = {
+        rule: min(
+            parts_of(config.model_copy(update={"rule": rule}), setting, seed).counts(labels).sum(0).min()
+            for seed in range(10)
+        )
+        for rule in ("dirichlet", "pfllib", "fl-bench")
+    }
+    assert fewest["dirichlet"] < 40 <= fewest["pfllib"]
+    assert fewest["fl-bench"] >= 10
+
+
 def test_the_same_seed_gives_the_same_and_another_does_not(folder: str) -> None:
     config = config_of(folder, algorithms=("learn2pfed",), clients=(3,))
     task = ImagesExperiment().tasks(config)[0]
@@ -153,6 +178,7 @@ def test_the_same_seed_gives_the_same_and_another_does_not(folder: str) -> None:
     [
         ({"model": None}, "model: name a network for pictures: learn2pfed list models"),
         ({"model": "lenet"}, "too small for this network"),
+        ({"n_images": 10_000}, r"n_images = 10,000: .*pictures has \d+ besides those for tuning: set n_images to that"),
         ({"head": "fc9"}, "no parameters in a part called 'fc9'; there are convolutions.0"),
         ({"clients": (16,)}, "600 images can't be shared among 16 clients"),
         ({"rule": "magic"}, "there is no rule 'magic'"),

@@ -222,7 +222,7 @@ def test_captions_are_about_what_is_shown() -> None:
     assert "setting 3" in theirs["lambda"]
     assert "The paper's recipe is" in theirs["lambda"]
     assert "held-out" not in theirs["lambda"] + theirs["learning"]
-    assert "A grey line joins a baseline's errors with its two models, MLP and polynomial." in theirs["methods"]
+    assert "A grey line joins the two ways to run a method, MLP and polynomial." in theirs["methods"]
 
 
 def power(*names: str, settings: tuple[str, ...] = ("1", "2"), **changes: Any) -> tuple[Results, Details]:

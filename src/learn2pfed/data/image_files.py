@@ -173,7 +173,7 @@ def _pieces(container: Path) -> Iterator[tuple[str, tuple[Array | None, Array | 
 def _lacking(layout: Layout, missing: Sequence[str], pickled: set[str]) -> str:
     """How the complaint about missing files goes on."""
     if len(missing) < len(layout.readers):
-        return f"lacks {', '.join(missing)}: give the folder or the archive that holds all files."
+        return f"lacks {', '.join(missing)}: it is damaged or not whole: give the folder or the archive that holds all."
     if pickled:
         return (
             "is the python version of CIFAR-10, a pickle, and nothing is ever unpickled here: give the binary version, "

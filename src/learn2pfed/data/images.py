@@ -52,8 +52,11 @@ def _cached(source: Source, n_train: int) -> Images:
     paths = {path.name: path for path in cached_files(source)}
     try:
         pixels, labels = (np.load(paths[name], mmap_mode="r") for name in (PIXELS, LABELS))
-    except (ValueError, OSError) as error:
-        raise Learn2pFedError(
-            f"{source.folder} is damaged ({error}): remove it, then: learn2pfed data get {source.name}"
-        ) from error
+        right = (
+            pixels.ndim == 4 and len(pixels) == len(labels) > n_train and set(np.unique(labels)) == set(range(CLASSES))
+        )
+    except (ValueError, OSError, EOFError):
+        right = False
+    if not right:
+        raise Learn2pFedError(f"{source.folder} is damaged: get it again with learn2pfed data get {source.name}.")
     return Images(source.name, pixels, labels, CLASSES, n_train)

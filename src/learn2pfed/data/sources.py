@@ -75,7 +75,7 @@ class Source:
                 return digest_of(np.load(path, mmap_mode="r", allow_pickle=False))
             with path.open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()
-        except (OSError, ValueError):
+        except (OSError, ValueError, EOFError):
             return ""
 
     @property

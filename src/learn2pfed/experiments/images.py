@@ -83,7 +83,9 @@ class SharedOut(Trials, ProtocolConfig):
     n_joining: int = Field(10, ge=1, description="clients a round, if there are more")
     some_rounds: int = Field(500, ge=1, description="rounds where not all take part")
     rule: str = Field("dirichlet", description="how images are shared out: dirichlet, pfllib, fl-bench")
-    min_size: int | None = Field(None, ge=4, description="fewest images of a client; none: as the rule has it")
+    min_size: int = Field(
+        40, ge=4, description="fewest images of a client, by the rule dirichlet; others have their own"
+    )
     n_images: int | None = Field(None, ge=1, description="images in all, drawn with the trial's seed; none: all")
     model: str | None = Field(None, description="learn2pfed list models, or package.module:function; none: the paper's")
     engine: Literal["simulation", "plain"] = Field("simulation", description="in memory, or through encoded messages")
@@ -125,6 +127,14 @@ class Study(NamedTuple):
     join: float
 
 
+def refuse_missing(data: Sequence[str]) -> None:
+    """Say at once how to get all that is not in the cache."""
+    missing = [name for name in data if name in SOURCES and not SOURCES[name][0].cached]
+    if missing:
+        how = " and ".join(f"learn2pfed data get {name}" for name in missing)
+        raise Learn2pFedError(f"{' and '.join(missing)} not in the cache: get with {how}.")
+
+
 @cache
 def _images(source: str) -> Images:
     return load_images(source)
@@ -143,9 +153,17 @@ def parts_of(config: SharedOut, setting: Setting, seed: int, tuning: bool = Fals
     labels = _images(setting.data).labels
     places = np.arange(len(labels))
     among = places if config.n_images is None and not tuning else places[(places % FOR_TUNING == 0) == tuning]
-    n_images = None if config.n_images is None else min(config.n_images, len(among))
+    n_images = config.n_images
+    if n_images is not None and tuning:
+        n_images = min(n_images, len(among))
+    elif n_images is not None and n_images > len(among):
+        raise Learn2pFedError(
+            f"n_images = {n_images:,}: {setting.data} has {len(among):,} besides those for tuning: set n_images to "
+            "that or less, or to none for all."
+        )
     n, beta, rule = setting.n_clients, setting.beta, config.rule
-    return partition(labels, n, beta, rule, seed, config.min_size, n_images, among)
+    min_size = config.min_size if rule == "dirichlet" else None
+    return partition(labels, n, beta, rule, seed, min_size, n_images, among)
 
 
 def algorithm_of(config: ImagesConfig, name: str, study: Study, seed: int) -> Rounds:
@@ -180,8 +198,9 @@ class ImagesExperiment(Comparison):
     title = "Image classification"
     about = (
         "Images shared out among clients so that each has classes of its own mix (Dirichlet: class by class, shares "
-        "drawn for the clients), a fifth of each client's images kept for testing, class by class. Networks are the "
-        "paper's. With ten clients all take part in a round; with a hundred, ten. Accuracy is each client's own "
+        "drawn for the clients), a fifth of each client's images kept for testing, class by class (the rules of two "
+        "libraries, pfllib and fl-bench, have their own tests). Networks are the paper's unless `model` says "
+        "otherwise. With ten clients all take part in a round; with a hundred, ten. Accuracy is each client's own "
         "model's on its own test images after the last round, all clients. Learn2pFed sets some training images aside "
         "to learn by, and uses them in the end."
     )
@@ -202,6 +221,7 @@ class ImagesExperiment(Comparison):
     def tasks(self, config: ImagesConfig) -> list[Task]:
         """Setting by setting, so that a column is whole before the next begins."""
         self.refuse_unknown(config.algorithms)
+        refuse_missing(config.data)
         for setting in config.names().values():  # refuses what can't be, before anything runs
             for seed in config.seeds:
                 parts_of(config, setting, seed)

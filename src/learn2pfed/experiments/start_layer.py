@@ -21,6 +21,7 @@ from learn2pfed.experiments.images import (
     columns_of,
     measures,
     parts_of,
+    refuse_missing,
     study_of,
     with_network,
 )
@@ -38,7 +39,7 @@ class StartLayerConfig(SharedOut):
     starts: tuple[str, ...] = Field(
         ("layers.0", "layers.1", "head"),
         min_length=1,
-        description="layers; of the paper's LeNet the three connected ones",
+        description="layers; of the paper's LeNet the three connected ones (that of Fashion-MNIST has head alone)",
     )
     backbones: tuple[Backbone, ...] = Field(
         BACKBONES, min_length=1, description="whether the layers before it stay at home or are averaged"
@@ -77,6 +78,7 @@ class StartLayerExperiment(Experiment):
 
     def tasks(self, config: StartLayerConfig) -> list[Task]:
         """Setting by setting."""
+        refuse_missing(config.data)
         for setting, seed in product(config.names().values(), config.seeds):
             parts_of(config, setting, seed)
         for setting, how in product(config.names().values(), product(config.starts, config.backbones)):

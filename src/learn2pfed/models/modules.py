@@ -52,7 +52,10 @@ class CNN(nn.Module):
             self.convolutions.append(nn.Conv2d(depth, wide, 5, padding=padding))
             depth, space = wide, [(size + 2 * padding - 4) // 2 for size in space]
         if min(space, default=1) < 1:
-            raise Learn2pFedError(f"Images of {shape[1]} x {shape[2]} pixels are too small for this network.")
+            raise Learn2pFedError(
+                f"Images of {shape[1]} x {shape[2]} pixels are too small for this network: give larger ones, or set "
+                "model to another."
+            )
         units = (depth * prod(space), *hidden)
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(units))
         self.head = nn.Linear(units[-1], n_outputs)

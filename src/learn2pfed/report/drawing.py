@@ -11,7 +11,7 @@ import numpy as np
 
 COLOURS = ("#3969ac", "#e68310", "#11a579", "#7f3c8d", "#cf1c90", "#80ba5a", "#a5aa99", "#f2b701")
 OWN_TO_SHARED = (COLOURS[1], "#f7f7f7", COLOURS[0])  # orange to blue: told apart by colour-blind eyes too
-MISSING = "#c4c4c4"
+BLACK, MISSING = "#222222", "#c4c4c4"
 DOT_OPACITY = 0.65  # of small points, of which there are many
 SHAPES = (("o", "circle"), ("s", "square"), ("D", "diamond"), ("^", "triangle-up"))  # matplotlib's and plotly's names
 
@@ -63,6 +63,8 @@ class Heat:
     label: str = ""
     colours: tuple[str, str, str] = OWN_TO_SHARED
     whole: bool = False  # values are counts
+    x_label: str = ""
+    y_label: str = ""
 
     @property
     def cell_width(self) -> float:
@@ -96,9 +98,9 @@ class Heat:
         return np.where(np.isfinite(values), values, np.nan)
 
     def written(self, value: float) -> str:
-        """The value as text, with decimals that fit the scale."""
+        """The value as text, with decimals that fit the scale; of counts 0 goes without saying."""
         decimals = 0 if self.whole else max(0, 2 - math.floor(math.log10(self.high - self.low or 1.0)))
-        return "" if math.isnan(value) else f"{value:.{decimals}f}"
+        return "" if math.isnan(value) or (self.whole and not value) else f"{value:.{decimals}f}"
 
     @property
     def gap(self) -> int:
@@ -168,6 +170,15 @@ class Figure:
         """The panels, row by row."""
         columns = 1 if self.named else self.n_columns
         return [self.panels[i : i + columns] for i in range(0, len(self.panels), columns)]
+
+
+def line_of(name: str, names: Sequence[str]) -> tuple[str, bool]:
+    """Colour of a method's curve and whether it is dashed, by its place among all: the same in every figure.
+
+    Learn2pFed's is black.
+    """
+    place = names.index(name)
+    return (BLACK, False) if name == "Learn2pFed" else (COLOURS[place % len(COLOURS)], place >= len(COLOURS))
 
 
 def shape(colour: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from learn2pfed.data.polynomial import BASE, FEATURES
 from learn2pfed.experiments.base import Column
 from learn2pfed.experiments.registry import find
-from learn2pfed.report.drawing import COLOURS, Dumbbell, Figure, Panel, Series
+from learn2pfed.report.drawing import COLOURS, Dumbbell, Figure, Panel, Series, line_of
 from learn2pfed.report.image_figures import bytes_figure, confusion_figure, participation_figure, partition_figure
 from learn2pfed.report.tables import LARGER_IS_BETTER, method_of, order, values_of
 from learn2pfed.results.records import Detail, Details, Results
@@ -246,7 +246,7 @@ def methods_figure(results: Results, details: Sequence[Detail]) -> Figure | None
     shown, both = {name for panel in panels for name, _, _ in panel.marks}, " and ".join(variants)
     better = "larger" if panels and LARGER_IS_BETTER[metric] else "smaller"
     caption = f"Every method, mean over trials; {better} is better. " + _said(
-        (len(shown & set(variants)) > 1, f"A grey line joins a baseline's errors with its two models, {both}."),
+        (len(shown & set(variants)) > 1, f"A grey line joins the two ways to run a method, {both}."),
         ("own solver" in shown, "Methods with a solver of their own have one mark."),
     )
     return Figure("methods", "All methods", caption, tuple(panels), 1) if panels else None
@@ -256,21 +256,25 @@ def rounds_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
     """Each method with rounds, by round, first trial."""
     panels = []
     metric = next((row.metric for row in results.rows if row.metric in LARGER_IS_BETTER), "")
-    for variant in find(results.experiment).variants(results.config) or ("",):
-        for setting in _settings(details):
+    experiment = find(results.experiment)
+    known = experiment.variants(results.config)
+    methods = list(dict.fromkeys(method_of(name, known) for name in order(results)))
+    there = set(_settings(details))
+    settings = dict.fromkeys(c.setting for c in experiment.columns(results.rows) if c.setting in there)
+    for variant in known or ("",):
+        for setting in settings:
             of_variant = f", {variant}" if variant else ""
             found = [d for d in details if d.setting == setting and d.algorithm.endswith(of_variant)]
-            chosen = sorted(found, key=lambda d: find(results.experiment).rank(d.algorithm))
+            chosen = sorted(found, key=lambda d: experiment.rank(d.algorithm))
             series = tuple(
                 Series(
                     d.algorithm.removesuffix(of_variant),
                     d.series["rounds"],
                     d.series["curve"],
                     "line",
-                    COLOURS[place % len(COLOURS)],
-                    dashed=place >= len(COLOURS),
+                    *line_of(method_of(d.algorithm, known), methods),
                 )
-                for place, d in enumerate(chosen)
+                for d in chosen
                 if "curve" in d.series
             )
             if series:

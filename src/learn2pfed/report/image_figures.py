@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from learn2pfed.experiments.registry import find
-from learn2pfed.report.drawing import COLOURS, Figure, Heat, Panel, Series
+from learn2pfed.report.drawing import Figure, Heat, Panel, Series, line_of
 from learn2pfed.report.tables import order
 from learn2pfed.results.records import Detail, Results
 
@@ -36,7 +36,9 @@ def partition_figure(results: Results, details: Sequence[Detail]) -> Figure | No
         clients = [str(i + 1) for i in range(counts.shape[1])]
         classes = [f"class {c}" for c in range(len(counts))]
         top = float(counts.max())
-        panels.append(Heat(detail.setting, classes, clients, counts.tolist(), 0.0, top, "images", COUNTS, whole=True))
+        panels.append(
+            Heat(detail.setting, classes, clients, counts.tolist(), 0.0, top, "images", COUNTS, True, "client")
+        )
     caption = "How many images of each class each client has, for training and testing together, first trial."
     return Figure("partition", "Who has which classes", caption, tuple(panels), 1) if panels else None
 
@@ -49,7 +51,7 @@ def participation_figure(results: Results, details: Sequence[Detail]) -> Figure 
         names = list(dict.fromkeys(blocks.tolist()))
         shared = [(1 - shares[:, blocks == name].mean(1)).tolist() for name in names]
         rounds = [str(t + 1) for t in range(len(shares))]
-        panels.append(Heat(detail.setting, names, rounds, shared, label="follows the others"))
+        panels.append(Heat(detail.setting, names, rounds, shared, label="follows the others", x_label="round"))
     caption = (
         "Round by round, how far each tensor follows the others (1) or is the client's own (0), as learned from images "
         "that were set aside. At 0 it is no longer sent."
@@ -64,20 +66,17 @@ def bytes_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
         if column.metric != "accuracy":
             continue
         series = []
-        for place, name in enumerate(names):
+        for name in names:
             detail = next((d for d in details if (d.algorithm, d.setting) == (name, column.setting)), None)
             if detail is None or not any(detail.series.get("sent", ())):
                 continue
-            ours = name == "Learn2pFed"
-            colour = "#222222" if ours else COLOURS[place % len(COLOURS)]
-            series.append(
-                Series(
-                    name, detail.series["sent"], detail.series["curve"], "line", colour, dashed=place >= len(COLOURS)
-                )
-            )
+            series.append(Series(name, detail.series["sent"], detail.series["curve"], "line", *line_of(name, names)))
         if series:
             panels.append(Panel(column.setting, tuple(series), "MB sent, both ways", "accuracy"))
-    caption = "Mean accuracy over clients against all bytes sent until then, to and from all clients; first trial."
+    caption = (
+        "Mean accuracy over clients against all bytes sent until then, to and from all clients, without the last "
+        "message to everybody; first trial."
+    )
     return Figure("bytes", "Accuracy against communication", caption, tuple(panels), 2) if panels else None
 
 
@@ -90,8 +89,21 @@ def confusion_figure(results: Results, details: Sequence[Detail]) -> Figure | No
             top = float(np.max(table))
             panels.append(
                 Heat(
-                    f"client {i + 1}, {detail.setting}", classes, classes, table, 0.0, top, "images", COUNTS, whole=True
+                    f"client {i + 1}, {detail.setting}",
+                    classes,
+                    classes,
+                    table,
+                    0.0,
+                    top,
+                    "images",
+                    COUNTS,
+                    True,
+                    "taken for class",
+                    "class",
                 )
             )
-    caption = "Test images by their class (row) and by what Learn2pFed takes them for (column), first trial."
+    caption = (
+        "Test images by their class (row) and by what Learn2pFed takes them for (column); first trial, the first "
+        f"{MOST_CLIENTS} clients of the first setting. details.json has all clients."
+    )
     return Figure("confusion", "Mistakes of a few clients", caption, tuple(panels), 1) if panels else None

@@ -122,9 +122,11 @@ def _add_heat(page: Any, panel: Heat, at: dict[str, int]) -> None:
     places, names = ticks(panel.columns, MOST_COLUMNS)
     angle = -45 if panel.slanted else None
     page.update_xaxes(tickvals=places, ticktext=[_escaped(name) for name in names], tickangle=angle, **at)
-    page.update_xaxes(showgrid=False, zeroline=False, automargin=True, **at)
+    page.update_xaxes(
+        title={"text": _escaped(panel.x_label), "standoff": 4}, showgrid=False, zeroline=False, automargin=True, **at
+    )
     _add_rows(page, panel.rows, at)
-    page.update_yaxes(showgrid=False, **at)
+    page.update_yaxes(title_text=_escaped(panel.y_label), showgrid=False, **at)
 
 
 def _colour_bar(panel: Heat, top: float) -> dict[str, Any]:

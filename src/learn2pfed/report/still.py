@@ -60,11 +60,11 @@ def _draw_panel(panel: Panel | Heat | Dumbbell, axes: Any) -> dict[str, Any]:
     """Draw one panel; returns what belongs in the legend."""
     axes.set_title(_literal(panel.title), fontsize=9)
     axes.tick_params(labelsize=7)
+    axes.set_xlabel(_literal(panel.x_label), fontsize=8)
     if isinstance(panel, Heat):
         _draw_heat(panel, axes)
         return {}
     axes.grid(alpha=0.25)
-    axes.set_xlabel(_literal(panel.x_label), fontsize=8)
     return _draw_dumbbell(panel, axes) if isinstance(panel, Dumbbell) else _draw_series(panel, axes)
 
 
@@ -113,6 +113,7 @@ def _draw_heat(panel: Heat, axes: Any) -> None:
             dark = np.dot(scale(mesh.norm(value))[:3], (0.299, 0.587, 0.114)) < 0.55
             style = {"ha": "center", "va": "center", "fontsize": 7, "color": "white" if dark else "black"}
             axes.text(j + 0.5, i + 0.5, panel.written(value), **style)
+    axes.set_ylabel(_literal(panel.y_label), fontsize=8)
     bar = axes.figure.colorbar(mesh, ax=axes, shrink=min(1.0, 3 / panel.height), anchor=(0, 1), pad=0.02)
     bar.set_label(_literal(panel.label), fontsize=8)
     bar.ax.tick_params(labelsize=7)

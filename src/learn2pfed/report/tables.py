@@ -146,7 +146,7 @@ def tables(results: Results) -> list[Table]:
         *(table for table in extra if table.body),
         *(metric_table(results, metric) for metric in metrics),
         *([bytes_table(results)] if results.experiment == "images" else []),
-        cost_table(results),
+        *(table for table in [cost_table(results)] if table.body),
         *settings_tables(results),
     ]
 
