@@ -209,15 +209,28 @@ def test_rows_set_aside_are_the_same_in_every_round_and_never_trained_on() -> No
     algorithm, data = quick("fedavg"), clients()
     for t in (0, 1):
         local = replace(home(algorithm, data, (3, 0), axis=True, time=t), set_aside=0.4)
-        for place, (n, count) in enumerate(((6, 2), (9, 3))):
+        for place, n in enumerate((6, 9)):
             seen, aside = local.split(place)
             own = replace(home(algorithm, data, ((3, 0)[place],), axis=False), set_aside=0.4)
             assert [part.tolist() for part in own.split(0)] == [seen.tolist(), aside.tolist()]
-            assert (len(seen), len(aside)) == (n - count, count)
-            assert len({*seen, *aside}) == n
+            assert abs(len(aside) - 0.4 * n) < 1
+            assert len(seen) + len(aside) == len({*seen, *aside}) == n
             trained = torch.cat([batch.X for batch in replace(own, round=t).batches(2)])
             assert not (trained[:, None] == data.X[aside]).all(-1).any()
             assert len(trained) == 2 * len(seen)
+
+
+def test_rows_are_set_aside_class_by_class_and_all_in_turn() -> None:
+    y = torch.tensor([0] * 35 + [1] * 14 + [2] * 7 + [3] + [4])[torch.randperm(58)]
+    local = quick("fedavg").at_home(torch.zeros(60, 2), torch.cat([y[:2], y]), [(2, 58, 3)], axis=False)
+    turns = [replace(local, set_aside=1 / 7, in_turn=True, round=t).split(0)[1] for t in range(14)]
+    for aside in turns:
+        counts = torch.bincount(y[aside - 2], minlength=5).tolist()
+        assert counts[3:] == [0, 0]  # nobody's only row
+        assert max(abs(count - expected) for count, expected in zip(counts, (5, 2, 1), strict=False)) <= 1
+    assert sorted(np.concatenate(turns[:7])) == [i + 2 for i in range(58) if y[i] < 3]
+    assert all(one.tolist() == again.tolist() for one, again in zip(turns[:7], turns[7:], strict=True))
+    assert replace(local, set_aside=1 / 7, round=3).split(0)[1].tolist() == turns[0].tolist()
 
 
 def test_a_strong_pull_keeps_ditto_at_w() -> None:
@@ -453,7 +466,7 @@ def knn_by_hand(known: np.ndarray, labels: np.ndarray, x: np.ndarray, k: int, si
     return np.array([weight[labels[near] == c].sum() for c in range(3)]) / weight.sum()
 
 
-@pytest.mark.parametrize(("share", "enough"), [(0.0, 2), (0.4, 2), (0.4, 4)], ids=["given", "chosen", "too few"])
+@pytest.mark.parametrize(("share", "enough"), [(0.0, 2), (0.3, 2), (0.3, 4)], ids=["given", "chosen", "too few"])
 def test_knn_per_by_hand(share: float, enough: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One step of FedAvg from 0, where every class has 1/3, without the rows set aside; then the mixture, λ given or
     that of 101 under which the rows set aside are likeliest."""
@@ -485,7 +498,7 @@ def test_knn_per_by_hand(share: float, enough: int, monkeypatch: pytest.MonkeyPa
         for x, score in zip(test.clients[i].X, algorithm.scores(models[i], locals_[i], test.clients[i].X), strict=True):
             near, own = both(np.concatenate([seen, aside]), x.numpy())
             close(score.exp(), lam * near + (1 - lam) * own, atol=1e-12)
-    assert len(set(chosen)) == (2 if share and enough == 2 else 1)
+    assert (0.3 in chosen) == (not share or enough == 4)
 
 
 # known optima: F_a = (v - 2)², F_b = ½ (v - 1)² + ½ (3 v - 1)²; own minima 2 and .4; prox_λ(w) = (4 + λ w) / (a_i + λ)
@@ -816,7 +829,7 @@ def test_three_rounds_without_an_answer_end_a_run_and_two_do_not(name: str) -> N
 def test_what_leaves_the_finite_numbers_is_treated_alike_by_both_engines(name: str) -> None:
     """Where it is sent, nobody's answer is usable; where it stays at home, or only its sign is sent, models are NaN."""
     task = CLASSES if method_named(name).only_classification else Regression()
-    wild = PLAIN | {"lr": 1e200, "alpha": 1e200, "n_rounds": 4, "eps1": 0.0}
+    wild = PLAIN | {"lr": 1e200, "alpha": 1e200, "n_rounds": 4, "eps1": 0.0, "set_aside": 0.0}
     algorithm, data = quick(name, mlp(task.n_outputs), task, **wild), clients(task=task)
     for run in (run_rounds, run_plain):
         if name in ("local-only", "lp-proj"):

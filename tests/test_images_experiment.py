@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from learn2pfed.data.images import Images
+from learn2pfed.data.partition import PARTS
 from learn2pfed.errors import Learn2pFedError
 from learn2pfed.experiments import images as module
 from learn2pfed.experiments.base import Done, Task
@@ -113,7 +114,10 @@ def test_tuning_sees_no_image_of_the_table_and_the_table_trains_on_all_but_the_t
     assert len(tuning.judged.y) + len(tuning.train.y) == N_IMAGES // 10
     assert len(table.judged.y) + len(table.train.y) == 300
     everything = study_of(config, setting, 7)
-    assert len(everything.judged.y) + len(everything.train.y) == N_IMAGES
+    reserved = {part: sum((rows % 10 == 0).sum() for rows in getattr(everything.parts, part)) for part in PARTS}
+    assert reserved["train"] + reserved["test"] == N_IMAGES // 10
+    assert reserved["test"] > 0
+    assert len(everything.judged.y) + len(everything.train.y) == N_IMAGES - reserved["test"]
 
 
 def test_step_sizes_are_sought_where_these_networks_have_them(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:

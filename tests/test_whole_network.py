@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from learn2pfed.algorithms.base import Outcome
 from learn2pfed.algorithms.fedavg_ft import FedAvgFT, FineTuneSettings
-from learn2pfed.algorithms.local import Local, LocalSettings
+from learn2pfed.algorithms.local import LocalSettings
 from learn2pfed.algorithms.local_only import LocalOnly
 from learn2pfed.algorithms.whole_network import Server, WholeNetwork, WholeNetworkSettings
 from learn2pfed.data.federated import Samples
@@ -80,41 +80,57 @@ def test_without_a_last_pass_a_client_keeps_what_it_remembers() -> None:
 @pytest.mark.parametrize("blocks", ["tensor", "parameter"])
 def test_the_slope_of_s_is_that_of_the_loss_on_rows_set_aside(blocks: str) -> None:
     algorithm, data = whole(head_blocks=blocks, set_aside=0.3), clients()
-    network = algorithm.network
+    network, server = algorithm.network, algorithm.opening(4)
     assert algorithm.n_blocks == (4 if blocks == "tensor" else 2 + 21)
-    local = home(algorithm, data, (1,), axis=False)
-    server = algorithm.opening(4)
     ((heard, _),) = algorithm.tells(server, (1,))
-    kept, reply = algorithm.work(algorithm.begin(), local, heard | {"round": torch.tensor(0)})
-    begin = network.start + algorithm.offset(local)
-    moved = kept.own - network.start
-    rows = torch.from_numpy(Local.split(home_with(algorithm, data, 1, 0.3), 0)[1])
-    assert len(rows) == 4
+    remembers = algorithm.begin()._replace(moved=torch.ones_like(network.start), weight=torch.ones(1).double())
+    judges = []
+    for t in (0, 1):
+        local = home(algorithm, data, (1,), axis=False, time=t)
+        kept, reply = algorithm.work(remembers, local, heard | {"round": torch.tensor(t)})
+        seen = replace(local, set_aside=0.3, in_turn=True)
+        begin, moved = network.start + algorithm.offset(seen), kept.own - network.start
+        rows = torch.from_numpy(seen.split(0)[1])
+        judges.append(set(rows.tolist()))
 
-    def judged(share: Tensor) -> Tensor:
-        return CLASSES.losses(network.scores(begin + share[algorithm.block] * moved, data.X[rows]), data.y[rows]).mean()
+        def judged(share: Tensor, begin: Tensor = begin, moved: Tensor = moved, rows: Tensor = rows) -> Tensor:
+            scores = network.scores(begin + share[algorithm.block] * moved, data.X[rows])
+            return CLASSES.losses(scores, data.y[rows]).mean()
 
-    share = server.logit.sigmoid().requires_grad_()
-    expected = torch.autograd.grad(judged(share), share)[0]
-    torch.testing.assert_close(reply["slope"], expected, rtol=0, atol=1e-12)
-    assert expected.abs().mean() > 1e-3
+        share = server.logit.sigmoid().requires_grad_()
+        expected = torch.autograd.grad(judged(share), share)[0]
+        torch.testing.assert_close(reply["slope"], expected, rtol=0, atol=1e-12)
+        assert expected.abs().mean() > 1e-3
+    assert 3 <= len(judges[0]) <= 5
+    assert not judges[0] & judges[1]
 
 
-def home_with(algorithm: WholeNetwork, data: Samples, i: int, set_aside: float) -> Local:
-    return replace(home(algorithm, data, (i,), axis=False), set_aside=set_aside)
+@pytest.mark.parametrize("axis", [False, True])
+def test_a_client_of_which_nothing_is_set_aside_says_nothing_of_s(axis: bool) -> None:
+    algorithm, data = whole(), clients((1, 20))
+    kept = algorithm.begin()
+    ((heard, _),) = algorithm.tells(algorithm.opening(2), (0, 1))
+    slopes = []
+    for group in ((0, 1),) if axis else ((0,), (1,)):
+        local = home(algorithm, data, group, axis=axis)
+        assert not len(replace(local, set_aside=1 / 7, in_turn=True).split(0)[1]) or group == (1,)
+        mine = type(kept)(*(tensor.expand(2, -1) for tensor in kept)) if axis else kept
+        slopes.append(algorithm.work(mine, local, heard)[1]["slope"].view(-1, 4))
+    found = torch.cat(slopes)
+    assert not found[0].any()
+    assert found[1].all()
 
 
-def shares(algorithm: WholeNetwork, data: Samples) -> Tensor:
-    """s after the last round."""
-    seen: list[Server] = []
-    run_rounds(algorithm, data, observe=lambda t, simulator, personal: seen.append(simulator.server))
-    return seen[-1].logit.sigmoid()
+def share_of_weights(algorithm: WholeNetwork, data: Samples) -> float:
+    """Mean s of the weights after the last round; it is in these that the clients differ."""
+    s = run_rounds(algorithm, data).insight["share"][0]
+    return float(s[torch.tensor([name.endswith("weight") for name in algorithm.names])].mean())
 
 
 def test_s_falls_where_clients_are_alike_and_rises_where_they_differ() -> None:
     how = {"n_rounds": 150, "lr": 0.02, "private_at": 1.0, "own_frequencies": False, "share_lr": 0.1}
-    alike, apart = (float(shares(whole(**how), clients((200,) * 6, shift)).mean()) for shift in (0.0, 3.0))
-    assert alike < 0.5 < 0.85 < apart
+    alike, apart = (share_of_weights(whole(**how), clients((200,) * 6, shift)) for shift in (0.0, 3.0))
+    assert alike < 0.7 < 0.85 < apart
 
 
 @pytest.mark.parametrize("run", [run_rounds, run_plain])
@@ -134,23 +150,20 @@ def test_private_blocks_are_sent_to_nobody_but_newcomers(run: Callable[..., Outc
 
 
 def test_what_a_client_remembers_is_the_mean_of_its_rounds_the_later_the_more() -> None:
-    algorithm, data = whole(share=1.0, remember=0.5, set_aside=0.0, n_rounds=9), clients()
+    algorithm, data = whole(share=1.0, remember=0.5, n_rounds=9), clients()
     kept = algorithm.begin()
-    local = home(algorithm, data, (0,), axis=False)
-    told = [
-        torch.linspace(-1, 1, algorithm.network.n_parameters, dtype=torch.float64) * scale for scale in (0.1, 0.3, 0.5)
-    ]
     moves = []
-    for w in told:
+    for t, scale in ((0, 0.1), (1, 0.3), (3, 0.5)):  # it sits out round 2
+        w = torch.linspace(-1, 1, algorithm.network.n_parameters, dtype=torch.float64) * scale
         heard = algorithm.tells(algorithm.opening(4)._replace(w=w), (0,))[0][0]
-        kept, _ = algorithm.work(kept, local, heard)
+        kept, _ = algorithm.work(kept, home(algorithm, data, (0,), axis=False, time=t), heard)
         moves.append(kept.own - w)
-    expected = (moves[0] + 2 * moves[1] + 4 * moves[2]) / 7
+    expected = (moves[0] + 2 * moves[1] + 8 * moves[2]) / 11
     torch.testing.assert_close(kept.moved / kept.weight, expected, rtol=0, atol=1e-12)
 
 
 def test_a_block_goes_private_where_s_passes_the_limit_and_stays_so() -> None:
-    algorithm = whole(private_at=0.9, private_after=0.5, learn_until=1.0, n_rounds=4, by_class=False)
+    algorithm = whole(private_at=0.9, private_after=0.5, n_rounds=4, by_class=False)
     server = algorithm.opening(2)
     slope = torch.tensor([-1.0, 1.0, -1.0, 1.0], dtype=torch.float64)
     rows = {"n": torch.tensor(5), "counts": torch.zeros(0, dtype=torch.int64)}
@@ -199,18 +212,17 @@ def test_who_never_took_part_has_what_is_shared_and_its_own_frequencies(run: Cal
         torch.testing.assert_close(found.models[i], expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("learn_until", [1.0, 0.5])
-def test_rows_are_set_aside_only_while_s_is_learned(learn_until: float) -> None:
+@pytest.mark.parametrize("n_rounds", [1, 2])
+def test_what_is_set_aside_in_one_round_is_trained_on_in_the_next(n_rounds: int) -> None:
     data = clients()
     outcomes = []
     for change in (0.0, 1.0):
         X = data.X.clone()
-        algorithm = whole(set_aside=0.3, share_lr=1e-15, n_rounds=2, learn_until=learn_until)
-        aside = Local.split(home_with(algorithm, data, 0, 0.3), 0)[1]
-        X[aside] += change
+        algorithm = whole(set_aside=0.3, share_lr=1e-15, n_rounds=n_rounds)
+        X[replace(home(algorithm, data, (0,), axis=False), set_aside=0.3).split(0)[1]] += change
         outcomes.append(run_rounds(algorithm, Samples(data.names, X, data.y, data.sizes)))
     far = [(one - other).abs().max() > 1e-3 for one, other in zip(outcomes[0].models, outcomes[1].models, strict=True)]
-    if learn_until == 1.0:  # s moves by nothing, so that only the last pass of the client itself can tell
+    if n_rounds == 1:  # s moves by nothing, so that only the last pass of the client itself can tell
         assert torch.equal(outcomes[0].global_model, outcomes[1].global_model)
         assert far == [True, False, False, False]
     else:
@@ -276,7 +288,9 @@ def test_a_client_sends_its_rows_of_each_class(axis: bool) -> None:
     if axis:
         kept = type(kept)(*(tensor[None] for tensor in kept))
     _, reply = algorithm.work(kept, local, heard)
-    assert reply["counts"].view(-1).tolist() == torch.bincount(data.clients[2].y, minlength=3).tolist()
+    trained = replace(local, set_aside=algorithm.settings.set_aside).split(0)[0]
+    assert len(trained) < 18
+    assert reply["counts"].view(-1).tolist() == torch.bincount(data.y[trained], minlength=3).tolist()
     assert algorithm_for_numbers().n_counts == 0
 
 

@@ -113,6 +113,7 @@ class Local:
     round: int
     batch_size: int
     set_aside: float = 0.0  # share of each client's rows that is not trained on
+    in_turn: bool = False  # whether these are others in each round, all in turn, or the same in all
     only_aside: bool = False  # batches are of those alone; of all rows where there are none
 
     @property
@@ -131,12 +132,26 @@ class Local:
         return w.expand(*self.lead, w.shape[-1])
 
     def split(self, i: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Rows of client i to train on, and those set aside."""
+        """Rows of client i to train on, and those set aside: evenly spaced in the order of classes, ties drawn.
+
+        So both parts have the same mix of classes. Else a class of which many rows are set aside would be one of which
+        few are trained on, and training would look worse on what is set aside than on anything to come. For the same
+        reason no class gives its only row, unless all have only one, and no client.
+        """
         rows = np.arange(self.starts[i], self.starts[i] + self.sizes[i])
-        count = int(self.set_aside * len(rows))
-        if count:
-            rows = np.random.default_rng([self.seed, self.clients[i], ASIDE]).permutation(rows)
-        return rows[count:], rows[:count]
+        if not self.set_aside:
+            return rows, rows[:0]
+        y, draw = self.y[rows].numpy(), np.random.default_rng([self.seed, self.clients[i], ASIDE])
+        mixed = draw.permutation(len(rows))
+        place = np.empty(len(rows))
+        place[mixed[y[mixed].argsort(kind="stable")]] = np.arange(len(rows)) + draw.random()
+        turn = self.round if self.in_turn else 0
+        aside = (place - turn) * self.set_aside % 1 < self.set_aside
+        _, own, counts = np.unique(y, return_inverse=True, return_counts=True)
+        if counts.max() > 1:
+            aside &= counts[own] > 1
+        aside &= len(rows) > 1
+        return rows[~aside], rows[aside]
 
     def _rows(self, i: int) -> NDArray[np.int64]:
         """Rows of client i of which batches are made."""

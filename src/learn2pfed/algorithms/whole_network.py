@@ -7,18 +7,19 @@ In the cell's terms s = η / (Λ + η): 0 follows the others, 1 is the client's 
 frequencies of the client's rows, added to the last bias, so that what is shared need not know who has which classes.
 
 Update:
-1. client: u_i by E epochs from w + o_i on the rows that are not set aside; blocks that went private start where the
-   client left them. d_i is the mean of u_i - w - o_i over the rounds that it took part in, a round counting β times as
-   much as the next (`remember`): what one round draws at random goes, what is the client's own stays.
-2. client: g_ij = ⟨∇F_i(v_i)_j, d_ij⟩ for each block j, F_i over the rows set aside: the slope of s_j.
+1. client: u_i by E epochs from w + o_i, on all rows but a part that is set aside, another in each round until all have
+   had their turn; blocks that went private start where the client left them.
+2. client: g_ij = ⟨∇F_i(w + o_i + s ∘ (u_i - w - o_i))_j, (u_i - w - o_i)_j⟩ for each block j, F_i over the rows set
+   aside: the slope of s_j.
 3. client sends u_i - o_i in the blocks that are shared, g_i, n_i and n_ic, its rows of each class.
 4. server: w = Σ n_i (u_i - o_i) / Σ n_i, in the last layer's row of class c with n_ic for n_i (`by_class`): there a
    client without that class has learned nothing, and would only hold the others back;  logit(s) by Adam on the mean of
    the g_i;  a block whose s passes `private_at` goes private: from then on it is neither sent nor averaged.
 
-After `learn_until` of the rounds s is as it is, and clients train on all their rows. At the end every client takes step
-1 once more, and has v_i. Models travel as numbers of 16 bits (`half`), which halves the bytes: their rounding is far
-below what batches draw at random.
+At the end every client takes step 1 once more, on all rows, and has v_i. d_i is the mean of its u_i - w - o_i, a round
+counting β times as much as the next (`remember`), also those that the client sat out: what one round draws at random
+goes, what is the client's own stays, and what it learned from a w of long ago counts little. Models travel as numbers
+of 16 bits (`half`), which halves the bytes: their rounding is far below what batches draw at random.
 
 Corners, without o_i, β, n_ic, rounding and rows set aside, and with s held fixed: s = 0 is FedAvg, s = 1 FedAvg + FT;
 without the last pass, s = 0 with a private head is FedPer, and all private is Local-Only with an optimiser that forgets
@@ -51,10 +52,11 @@ class WholeNetworkSettings(LocalSettings):
     smoothing: float = Field(0.1, gt=0, description="of the frequencies, in rows a class")
     by_class: bool = Field(True, description="the last layer averaged by rows of each class; false: by rows")
     half: bool = Field(True, description="models travel in half precision; false: as the network has them")
-    set_aside: float = Field(0.15, ge=0, lt=1, description="share of a client's rows by which s is learned; 0: by all")
+    set_aside: float = Field(
+        1 / 7, ge=0, le=0.5, description="share of a client's rows that is set aside in a round; 0: s stays as it is"
+    )
     share: Annotated[float | None, Field(ge=0, le=1)] = Field(None, description="s of all blocks, fixed; none: learned")
-    share_lr: Annotated[float, Choice((0.1, 0.3))] = Field(0.3, gt=0, description="step size for logit(s)")
-    learn_until: float = Field(0.6, ge=0, le=1, description="share of the rounds in which s is learned")
+    share_lr: Annotated[float, Choice((0.1, 0.3))] = Field(0.1, gt=0, description="step size for logit(s)")
     private: tuple[str, ...] = Field((), description="layers that are private from the start")
     private_at: Annotated[float, Choice((0.9, 0.95, 1.0))] = Field(0.95, gt=0, le=1, description="1: no block goes")
     private_after: float = Field(0.3, ge=0, le=1, description="share of the rounds before which no block goes private")
@@ -73,6 +75,7 @@ class Kept(NamedTuple):
     own: Tensor  # (P,), its last u_i - o_i
     moved: Tensor  # (P,), Σ of u_i - w - o_i, weighted
     weight: Tensor  # (1,), of that sum
+    last: Tensor  # (1,), the round of its last term
 
 
 class Server(NamedTuple):
@@ -142,8 +145,8 @@ class WholeNetwork(Rounds):
         return torch.cat(found)
 
     def counts(self, local: Local) -> Tensor:
-        """Rows of each class, (..., C); those of all rows, also while some are set aside."""
-        rows = [local.y[start : start + n] for start, n in zip(local.starts, local.sizes, strict=True)]
+        """Rows of each class that are trained on, (..., C): what is set aside is not known."""
+        rows = [local.y[local.split(i)[0]] for i in range(len(local.clients))]
         counts = torch.stack([torch.bincount(y, minlength=self.task.n_outputs) for y in rows])
         return counts if local.axis else counts[0]
 
@@ -159,7 +162,7 @@ class WholeNetwork(Rounds):
     def begin(self) -> Kept:
         """The common start."""
         start = self.network.start
-        return Kept(start, torch.zeros_like(start), start.new_zeros(1))
+        return Kept(start, torch.zeros_like(start), start.new_zeros(1), start.new_zeros(1))
 
     def opening(self, n_clients: int) -> Server:
         """s = ½, or as it is fixed."""
@@ -185,7 +188,8 @@ class WholeNetwork(Rounds):
     def sends(self, server: Server) -> Specs:
         """u_i - o_i in the blocks that are shared, the slope of s, and the rows of each class."""
         w = Spec((int((~server.private[self.block]).sum()),), self.travels)
-        return {"w": w, "slope": self.vector(self.n_blocks), "counts": Spec((self.n_counts,), torch.int64)}
+        slope = self.vector(self.n_blocks if self.learns else 0)
+        return {"w": w, "slope": slope, "counts": Spec((self.n_counts,), torch.int64)}
 
     # what is done
 
@@ -209,27 +213,28 @@ class WholeNetwork(Rounds):
     def work(self, kept: Kept, local: Local, heard: Message) -> tuple[Kept, Message]:
         """Steps 1 to 3."""
         start, share, shared = self.common(kept, local, heard)
-        learning = self.learns_in(local.round)
-        seen = replace(local, set_aside=self.settings.set_aside) if learning else local
+        seen = replace(local, set_aside=self.settings.set_aside, in_turn=True) if self.learns else local
         kept = self.trained(kept, seen, start, self.settings.epochs)
-        slope = start.new_zeros(*local.lead, self.n_blocks)
-        if learning:
-            judged = next(replace(seen, only_aside=True, batch_size=max(local.sizes)).batches(1))
-            at = local.gradient(self.mixed(kept, start, share, shared) + self.offset(local), judged)
-            slope.index_add_(-1, self.block, at * kept.moved / kept.weight * shared)
-        counts = self.counts(local) if self.n_counts else torch.zeros(*local.lead, 0, dtype=torch.int64)
+        slope = self.slope(kept.own - start, seen, start, share, shared) if self.learns else start[..., :0]
+        counts = self.counts(seen) if self.n_counts else torch.zeros(*local.lead, 0, dtype=torch.int64)
         return kept, {"w": kept.own[..., shared].to(self.travels), "slope": slope, "counts": counts}
 
-    def learns_in(self, t: int) -> bool:
-        """Whether s is learned in round t, counted from 0."""
-        return self.learns and t < self.settings.learn_until * self.settings.n_rounds
+    def slope(self, d: Tensor, seen: Local, start: Tensor, share: Tensor, shared: Tensor) -> Tensor:
+        """Step 2, (..., B): zero in private blocks, and for a client of which nothing is set aside."""
+        judged = next(replace(seen, only_aside=True, batch_size=max(seen.sizes)).batches(1))
+        at = seen.gradient(start + share * d + self.offset(seen), judged)
+        able = torch.tensor([len(seen.split(i)[1]) > 0 for i in range(len(seen.clients))]).view(*seen.lead, 1)
+        found = start.new_zeros(*seen.lead, self.n_blocks)
+        return found.index_add_(-1, self.block, at * d * shared * able)
 
     def trained(self, kept: Kept, local: Local, start: Tensor, epochs: int) -> Kept:
         """Step 1."""
         offset, beta = self.offset(local), self.settings.remember
         u, _ = local.descend(start + offset, local.batches(epochs), self.optimizer)
-        moved = beta * kept.moved + (1 - beta) * (u - start - offset)
-        return Kept(u - offset, moved, beta * kept.weight + (1 - beta))
+        now = torch.full_like(kept.last, local.round)
+        old = beta ** (now - kept.last)
+        moved = old * kept.moved + (1 - beta) * (u - start - offset)
+        return Kept(u - offset, moved, old * kept.weight + (1 - beta), now)
 
     def mixed(self, kept: Kept, start: Tensor, share: Tensor, shared: Tensor) -> Tensor:
         """v_i - o_i."""
@@ -243,7 +248,7 @@ class WholeNetwork(Rounds):
         w[shared] = self.mean(replies, self.counted[shared], w[shared])
         met[list(replies)] = True
         server = server._replace(w=w, met=met)
-        if not self.learns_in(t):
+        if not self.learns:
             return server
         s = server.logit.sigmoid()
         slope = torch.stack([reply["slope"] for reply in replies.values()]).mean(0) * s * (1 - s)

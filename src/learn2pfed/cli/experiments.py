@@ -54,7 +54,7 @@ def run(
         str | None,
         typer.Option(
             help="quick, the default, fits a laptop's minutes; paper is the paper's protocol; households, of power, is "
-            "about Swiss households."
+            "about Swiss households; all-images, of images, is one column with all of them."
         ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="How many seeds (trials).")] = None,

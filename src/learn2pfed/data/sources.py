@@ -72,7 +72,7 @@ class Source:
         """Nothing where it can't be read."""
         try:
             if self.decode is not None:
-                return digest_of(np.load(path, mmap_mode="r", allow_pickle=False))
+                return digest_of(np.load(path, mmap_mode="r"))
             with path.open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()
         except (OSError, ValueError, EOFError):

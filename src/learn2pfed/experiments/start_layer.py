@@ -68,7 +68,7 @@ class StartLayerExperiment(Experiment):
     tuned_as = "images"
     tuning = "Settings of the plug-in are those of `learn2pfed run images`."
     presets = {  # noqa: RUF012
-        "quick": {"n_rounds": 25, "some_rounds": 100, "n_images": 12_000, "min_size": 5},
+        "quick": {"n_rounds": 25, "some_rounds": 100, "n_images": 6_000, "min_size": 5},
         "paper": {"n_rounds": 500},
     }
 
