@@ -95,8 +95,7 @@ class ResourcesExperiment(Comparison):
     about = (
         "One round of one client, on the paper's networks: floating-point operations as torch counts them, megabytes "
         "of tensors that are alive together at most, beyond data and network, what the client keeps between rounds, "
-        "and the bytes that it sends and hears. It is the first round: kNN-Per sets rows aside in all rounds, "
-        "Learn2pFed only while it learns, and trains on fewer then."
+        "and the bytes that it sends and hears. kNN-Per and Learn2pFed set rows aside, and train on fewer in a round."
     )
     config_class = ResourcesConfig
     tuned_as = "images"
