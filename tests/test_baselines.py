@@ -221,7 +221,9 @@ def test_rows_set_aside_are_the_same_in_every_round_and_never_trained_on() -> No
 
 
 def test_rows_are_set_aside_class_by_class_and_all_in_turn() -> None:
-    y = torch.tensor([0] * 35 + [1] * 14 + [2] * 7 + [3] + [4])[torch.randperm(58)]
+    y = torch.tensor([0] * 35 + [1] * 14 + [2] * 7 + [3] + [4])[
+        torch.randperm(58, generator=torch.Generator().manual_seed(0))
+    ]
     local = quick("fedavg").at_home(torch.zeros(60, 2), torch.cat([y[:2], y]), [(2, 58, 3)], axis=False)
     turns = [replace(local, set_aside=1 / 7, in_turn=True, round=t).split(0)[1] for t in range(14)]
     for aside in turns:
