@@ -56,11 +56,11 @@ class WholeNetworkSettings(LocalSettings):
         1 / 7, ge=0, le=0.5, description="share of a client's rows that is set aside in a round; 0: s stays as it is"
     )
     share: Annotated[float | None, Field(ge=0, le=1)] = Field(None, description="s of all blocks, fixed; none: learned")
-    share_lr: Annotated[float, Choice((0.1, 0.3))] = Field(0.1, gt=0, description="step size for logit(s)")
+    share_lr: float = Field(0.1, gt=0, description="step size for logit(s)")
     private: tuple[str, ...] = Field((), description="layers that are private from the start")
-    private_at: Annotated[float, Choice((0.9, 0.95, 1.0))] = Field(0.95, gt=0, le=1, description="1: no block goes")
+    private_at: float = Field(0.95, gt=0, le=1, description="1: no block goes")
     private_after: float = Field(0.3, ge=0, le=1, description="share of the rounds before which no block goes private")
-    head_blocks: Annotated[Literal["tensor", "parameter"], Choice(("tensor", "parameter"))] = Field(
+    head_blocks: Literal["tensor", "parameter"] = Field(
         "tensor", description="whether each tensor of the head is a block, or each of its parameters"
     )
     remember: Annotated[float, Choice((0.0, 0.5, 0.8))] = Field(
@@ -280,14 +280,9 @@ class WholeNetwork(Rounds):
         return self.mixed(last, start, share, shared) + self.offset(local)
 
 
-LEARNING = ("share_lr", "private_at", "head_blocks")
-"""What counts only where s is learned."""
-
-
 class FixedShareSettings(WholeNetworkSettings):
     """One s for all blocks."""
 
-    NOT_SEARCHED: ClassVar[tuple[str, ...]] = LEARNING
     share: Annotated[float, Choice((0.1, 0.25, 0.5, 0.75, 1.0))] = Field(0.5, ge=0, le=1, description="s of all blocks")
 
 
@@ -304,7 +299,7 @@ class FixedShare(WholeNetwork):
 class OwnFrequenciesSettings(FixedShareSettings):
     """s = 0."""
 
-    NOT_SEARCHED: ClassVar[tuple[str, ...]] = (*LEARNING, "share", "remember", "final_epochs")
+    NOT_SEARCHED: ClassVar[tuple[str, ...]] = ("share", "remember", "final_epochs")
     by_class: bool = Field(False, description="the last layer averaged by rows of each class; false: by rows")
     half: bool = Field(False, description="models travel in half precision; false: as the network has them")
     share: float = Field(0.0, ge=0, le=1, description="s of all blocks")
