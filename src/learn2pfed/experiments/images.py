@@ -213,7 +213,7 @@ class ImagesExperiment(Comparison):
     tuning = (
         f"Settings were tuned on {TUNING_IMAGES:,} images that no test part has (a table of all images trains on "
         f"them), ten clients, {TUNING_ROUNDS} rounds, every data set with one of the Dirichlet parameters, and are the "
-        "same in all columns. Every method had eight trials, but Learn2pFed sixteen: a first search of eight, over more "
+        "same in all columns. Every method had eight trials, but Learn2pFed sixteen: a first search, over more "
         "settings, was seen and dropped, and its method was developed on the same images."
     )
     presets = {  # noqa: RUF012
