@@ -77,3 +77,14 @@ def test_errors_in_the_text_about_results_stand_in_its_tables() -> None:
     quoted = set(re.findall(r"\b\d\.\d{3,4}\b", text)) - {"0.0002"}  # the paper's
     assert len(quoted) >= 10
     assert quoted <= tables
+
+
+def test_errors_in_the_text_about_tuning_are_those_of_the_trials() -> None:
+    def best(file: str, method: str) -> str:
+        tuned = json.loads((ROOT / "docs" / "results" / "tuning" / file).read_text())["tuned"]
+        (trials,) = [found["trials"] for found in tuned if found["method"] == f"own.{method}"]
+        return f"{min(trial['error'] for trial in trials):.4f}"
+
+    text = (ROOT / "docs" / "images.md").read_text().partition("## How the methods were tuned")[2]
+    wanted = [("dropped/images.json", "learn2pfed"), ("images.json", "learn2pfed"), ("images.json", "fedprox-ft")]
+    assert re.findall(r"0\.\d{4}", text) == [best(*where) for where in wanted]

@@ -130,7 +130,7 @@ def share_of_weights(algorithm: WholeNetwork, data: Samples) -> float:
 def test_s_falls_where_clients_are_alike_and_rises_where_they_differ() -> None:
     how = {"n_rounds": 150, "lr": 0.02, "private_at": 1.0, "own_frequencies": False, "share_lr": 0.1}
     alike, apart = (share_of_weights(whole(**how), clients((200,) * 6, shift)) for shift in (0.0, 3.0))
-    assert alike < 0.7 < 0.85 < apart
+    assert alike < 0.5 < 0.85 < apart
 
 
 @pytest.mark.parametrize("run", [run_rounds, run_plain])
