@@ -43,6 +43,27 @@ def test_the_first_trial_has_the_values_given_and_the_smallest_error_wins() -> N
     assert trials == tuned(4, "mlp.fedavg")  # the same seed, the same trials
 
 
+def test_more_trials_go_on_where_fewer_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = find("polynomial")
+    config = configure(experiment, "quick", {"n_rounds": 2, "settings": [1], "algorithms": "fedavg"})
+    search = next(found for found in searches(experiment, config) if found.method == "mlp.fedavg")
+    few = tune("polynomial", config.model_dump(), 11, search)  # ten are drawn blindly, the next by what they gave
+    many = tune("polynomial", config.model_dump(), 14, search)
+    run: list[float] = []
+    validate = PolynomialExperiment.validate
+
+    def watched(self: PolynomialExperiment, config: PolynomialConfig, key: str) -> float:
+        run.append(config.mlp["fedavg"]["lr"])
+        return validate(self, config, key)
+
+    monkeypatch.setattr(PolynomialExperiment, "validate", watched)
+    known = tuple(few.trials)
+    assert tune("polynomial", config.model_dump(), 14, search._replace(known=known)) == many
+    assert run == [trial.values["lr"] for trial in many.trials[11:]]
+    other = known[0].model_copy(update={"values": {"lr": 0.5}})  # of another search: not to be trusted
+    assert tune("polynomial", config.model_dump(), 1, search._replace(known=(other,))).trials == many.trials[:1]
+
+
 def test_trials_that_diverge_are_kept_and_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[float] = []
 
@@ -154,6 +175,13 @@ def test_the_command_writes_trials_and_values_that_run_uses(
     assert call(monkeypatch, "tune", "polynomial", "--resume", "--out", "t", "--jobs", "1") == 0
     assert json.loads((tmp_path / "t" / "trials.json").read_text()) == found
     assert call(monkeypatch, *ask, "--resume", "--set", "noise=0.2") == 2
+    more = [*ask, "--resume", "--trials", "3"]
+    assert call(monkeypatch, *more) == 0
+    grown = json.loads((tmp_path / "t" / "trials.json").read_text())["tuned"]
+    assert [tuned["trials"][:2] for tuned in grown] == [tuned["trials"] for tuned in found["tuned"]]
+    assert {len(tuned["trials"]) for tuned in grown} == {3}
+    assert call(monkeypatch, *ask, "--resume") == 2  # fewer than there are
+    chosen = tomllib.loads((tmp_path / "t" / "tuned.toml").read_text())
     run = ["run", "polynomial", "--algorithms", "ditto", "--seeds", "1", *SMALL, "--tuned", "t/tuned.toml"]
     assert call(monkeypatch, *run) == 0
     used = tomllib.loads((tmp_path / "runs" / "polynomial" / "config.toml").read_text())

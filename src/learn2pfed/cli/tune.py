@@ -18,11 +18,15 @@ from learn2pfed.report.tables import Table, number
 from learn2pfed.results.records import versions
 from learn2pfed.results.store import begun, to_toml, write_whole
 
+SAME = {"experiment", "preset", "n_trials", "config"}
+"""What a tuning that goes on must be asked with again; more trials are allowed."""
+
 
 @app.command(
     "tune",
     epilog="Examples:\n\n  learn2pfed tune polynomial --trials 20\n\n"
     "  learn2pfed tune polynomial --algorithms ditto,learn2pfed --trials 50 --out runs/tuned\n\n"
+    "  learn2pfed tune polynomial --algorithms ditto,learn2pfed --trials 80 --out runs/tuned --resume\n\n"
     "  learn2pfed run polynomial --tuned runs/tuned/tuned.toml",
 )
 def tune_(
@@ -34,7 +38,9 @@ def tune_(
     algorithms: Annotated[str | None, typer.Option(help="Comma-separated methods; default: all.")] = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE; may be repeated.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder; default runs/tune-EXPERIMENT, numbered if taken.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted tuning.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a tuning: interrupted, or with more --trials.")
+    ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Processes at once.")] = os.cpu_count() or 1,
 ) -> None:
     """Choose settings on validation data: trials.json has every trial, tuned.toml the best of each method."""
@@ -47,20 +53,30 @@ def tune_(
         tunings, config = old, restore(chosen, old.config)
     else:
         config = configure(chosen, preset or "quick", changes, tuned={})  # not from an earlier tuning
-        kept = config.model_dump(mode="json")
-        given = {"experiment": experiment, "preset": preset or "quick", "n_trials": trials or 20, "config": kept}
-        tunings = old or Tunings(**given, versions=versions("optuna"))
-        if any(getattr(tunings, name) != value for name, value in given.items()):
+        given = Tunings(
+            experiment=experiment,
+            preset=preset or "quick",
+            n_trials=trials or 20,
+            versions=versions("optuna"),
+            config=config.model_dump(mode="json"),
+        )
+        tunings = old or given
+        tunings.n_trials = max(tunings.n_trials, given.n_trials)
+        if tunings.model_dump(include=SAME) != given.model_dump(include=SAME):
             raise Learn2pFedError(f"{folder} holds a tuning with other settings: repeat those or choose another --out.")
     chosen.tasks(config)  # refuses what it does not know
     wanted = searches(chosen, config)
-    done = {tuned.method for tuned in tunings.tuned}
-    todo = [search for search in wanted if search.method not in done]
+    known = {tuned.method: tuple(tuned.trials) for tuned in tunings.tuned}
+    todo = [
+        search._replace(known=known.get(search.method, ()))
+        for search in wanted
+        if len(known.get(search.method, ())) < tunings.n_trials
+    ]
     with stoppable(f"tune {experiment}", folder), progress_bar() as bar:
         _write(file, tunings)
         shown = bar.add_task(f"Tuning {experiment}", total=len(wanted), completed=len(wanted) - len(todo))
         for _, tuned in spread(partial(tune, experiment, config.model_dump(), tunings.n_trials), todo, jobs):
-            tunings.tuned.append(tuned)
+            tunings.tuned = [other for other in tunings.tuned if other.method != tuned.method] + [tuned]
             _write(file, tunings)
             bar.advance(shown)
             bar.console.print(f"{tuned.method}: {_values(tuned)}", highlight=False, soft_wrap=True)

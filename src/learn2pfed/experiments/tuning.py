@@ -53,6 +53,7 @@ class Search(NamedTuple):
 
     method: str
     space: Space
+    known: tuple[Trial, ...] = ()  # its first trials, if they were run before
 
 
 def searches(experiment: Experiment, config: Config) -> list[Search]:
@@ -66,12 +67,16 @@ def searches(experiment: Experiment, config: Config) -> list[Search]:
 
 
 def tune(name: str, config: dict[str, Any], n_trials: int, search: Search) -> Tuned:
-    """So many trials of one method: what it is set to first, then what a tree-structured Parzen estimator proposes."""
+    """So many trials of one method: what it is set to first, then what a tree-structured Parzen estimator proposes.
+
+    The estimator proposes by the trials alone, so those that are known need not be run again.
+    """
     import optuna  # here, as it takes long and only tuning needs it
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))
-    trials = [_judged(name, config, search, {key: _at(config, f"{search.method}.{key}") for key in search.space})]
+    start = {key: _at(config, f"{search.method}.{key}") for key in search.space}
+    trials = [_judged(name, config, search, start, 0)]
     with suppress(ValueError):  # a start outside the search says nothing to the estimator
         study.add_trial(
             optuna.trial.create_trial(
@@ -81,17 +86,19 @@ def tune(name: str, config: dict[str, Any], n_trials: int, search: Search) -> Tu
                 state=optuna.trial.TrialState.FAIL if trials[0].error is None else optuna.trial.TrialState.COMPLETE,
             )
         )
-    for _ in range(n_trials - 1):
+    for place in range(1, n_trials):
         trial = study.ask()
         values = {key: _suggest(trial, key, where) for key, where in search.space.items()}
-        trials.append(_judged(name, config, search, values))
+        trials.append(_judged(name, config, search, values, place))
         error = trials[-1].error
         study.tell(trial, error, state=optuna.trial.TrialState.FAIL if error is None else None)
     return Tuned(method=search.method, trials=trials)
 
 
-def _judged(name: str, config: dict[str, Any], search: Search, values: dict[str, Any]) -> Trial:
+def _judged(name: str, config: dict[str, Any], search: Search, values: dict[str, Any], place: int) -> Trial:
     """What these values give on validation data."""
+    if search.known[place : place + 1] and search.known[place].values == values:
+        return search.known[place]
     experiment = find(name)
     chosen = experiment.config_class.model_validate(config).model_dump()
     for key, value in values.items():
