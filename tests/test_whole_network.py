@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from learn2pfed.algorithms.base import Outcome
 from learn2pfed.algorithms.fedavg_ft import FedAvgFT, FineTuneSettings
-from learn2pfed.algorithms.local import LocalSettings
+from learn2pfed.algorithms.local import Local, LocalSettings
 from learn2pfed.algorithms.local_only import LocalOnly
 from learn2pfed.algorithms.whole_network import Server, WholeNetwork, WholeNetworkSettings
 from learn2pfed.data.federated import Samples
@@ -45,7 +45,8 @@ def clients(sizes: tuple[int, ...] = (24, 15, 18, 30), shift: float = 1.0) -> Sa
 
 
 def whole(network: Network | None = None, **changes: Any) -> WholeNetwork:
-    settings = {"n_rounds": 3, "batch_size": 8, "lr": 0.05, "half": False} | changes
+    settings = {"n_rounds": 3, "batch_size": 8, "lr": 0.05, "half": False, "learn_from": 0.2, "learn_until": 0.6}
+    settings |= changes
     return WholeNetwork(WholeNetworkSettings.of(**settings), mlp() if network is None else network, CLASSES)
 
 
@@ -58,19 +59,19 @@ def test_all_private_is_local_only() -> None:
 def test_an_s_between_lies_between_fedavg_and_fine_tuning() -> None:
     tuned = FedAvgFT(FineTuneSettings(n_rounds=3, batch_size=8, lr=0.05, ft_lr=0.05, ft_epochs=2), mlp(), CLASSES)
     theirs = run_rounds(tuned, clients())
-    found = run_rounds(whole(**FIXED | {"share": 0.25, "final_epochs": 2}), clients())
+    found = run_rounds(whole(**FIXED | {"share": 0.25, "final_passes": 1}), clients())
     expected = torch.lerp(theirs.global_model.expand_as(theirs.models), theirs.models, 0.25)
     torch.testing.assert_close(found.models, expected, rtol=0, atol=1e-12)
 
 
 def test_s_at_one_is_fine_tuning() -> None:
     tuned = FedAvgFT(FineTuneSettings(n_rounds=3, batch_size=8, lr=0.05, ft_lr=0.05, ft_epochs=2), mlp(), CLASSES)
-    found = run_rounds(whole(**FIXED | {"share": 1.0, "final_epochs": 2}), clients())
+    found = run_rounds(whole(**FIXED | {"share": 1.0, "final_passes": 1}), clients())
     torch.testing.assert_close(found.models, run_rounds(tuned, clients()).models, rtol=0, atol=1e-12)
 
 
 def test_without_a_last_pass_a_client_keeps_what_it_remembers() -> None:
-    algorithm, data = whole(share=0.5, remember=0.8, final_epochs=0, own_frequencies=False), clients()
+    algorithm, data = whole(share=0.5, remember=0.8, final_passes=0, own_frequencies=False), clients()
     seen: list[Any] = []
     found = run_rounds(algorithm, data, observe=lambda t, simulator, personal: seen.append(simulator.kept))
     d = seen[-1].moved / seen[-1].weight
@@ -79,41 +80,78 @@ def test_without_a_last_pass_a_client_keeps_what_it_remembers() -> None:
 
 @pytest.mark.parametrize("blocks", ["tensor", "parameter"])
 def test_the_slope_of_s_is_that_of_the_loss_on_rows_set_aside(blocks: str) -> None:
-    algorithm, data = whole(head_blocks=blocks, set_aside=0.3), clients()
-    network, server = algorithm.network, algorithm.opening(4)
+    algorithm, data = whole(head_blocks=blocks, set_aside=0.3, n_rounds=5), clients()
+    network, server, kept = algorithm.network, algorithm.opening(4), algorithm.begin()
     assert algorithm.n_blocks == (4 if blocks == "tensor" else 2 + 21)
-    ((heard, _),) = algorithm.tells(server, (1,))
-    remembers = algorithm.begin()._replace(moved=torch.ones_like(network.start), weight=torch.ones(1).double())
-    judges = []
-    for t in (0, 1):
+    told, made = [], []
+    for t in range(4):
+        told.append(network.start * (1 + t))
+        ((heard, _),) = algorithm.tells(server._replace(w=told[-1]), (1,))
         local = home(algorithm, data, (1,), axis=False, time=t)
-        kept, reply = algorithm.work(remembers, local, heard | {"round": torch.tensor(t)})
-        seen = replace(local, set_aside=0.3, in_turn=True)
-        begin, moved = network.start + algorithm.offset(seen), kept.own - network.start
+        kept, reply = algorithm.work(kept, local, heard | {"round": torch.tensor(t)})
+        made.append(kept.own)
+        if t not in (1, 2):  # s is not learned yet, or no more
+            assert not reply["slope"].any()
+            continue
+        seen = replace(local, set_aside=0.3)
         rows = torch.from_numpy(seen.split(0)[1])
-        judges.append(set(rows.tolist()))
+        assert 3 <= len(rows) <= 5
+        weight = torch.tensor([0.8 ** (t - r) for r in range(t + 1)], dtype=torch.float64)
+        w, u = ((weight / weight.sum()) @ torch.stack(means) for means in (told, made))
 
-        def judged(share: Tensor, begin: Tensor = begin, moved: Tensor = moved, rows: Tensor = rows) -> Tensor:
-            scores = network.scores(begin + share[algorithm.block] * moved, data.X[rows])
+        def judged(share: Tensor, w: Tensor = w, u: Tensor = u, seen: Local = seen) -> Tensor:
+            rows = torch.from_numpy(seen.split(0)[1])
+            scores = network.scores(w + algorithm.offset(seen) + share[algorithm.block] * (u - w), data.X[rows])
             return CLASSES.losses(scores, data.y[rows]).mean()
 
         share = server.logit.sigmoid().requires_grad_()
         expected = torch.autograd.grad(judged(share), share)[0]
         torch.testing.assert_close(reply["slope"], expected, rtol=0, atol=1e-12)
         assert expected.abs().mean() > 1e-3
-    assert 3 <= len(judges[0]) <= 5
-    assert not judges[0] & judges[1]
+
+
+def learned_logit(slopes: list[list[float]], n: list[int], **changes: Any) -> list[float]:
+    """logit(s) after one round of learning, the first, from (1, 0, 0, 0)."""
+    algorithm = whole(by_class=False, n_rounds=10, **changes)
+    replies = {
+        i: {
+            "w": torch.zeros(51).double(),
+            "slope": torch.tensor(slope).double(),
+            "counts": torch.zeros(0, dtype=torch.int64),
+            "n": torch.tensor(rows),
+        }
+        for i, (slope, rows) in enumerate(zip(slopes, n, strict=True))
+    }
+    server = algorithm.opening(4)._replace(logit=torch.tensor([1.0, 0, 0, 0]).double())
+    assert torch.equal(algorithm.gather(server, 1, replies).logit, server.logit)  # not yet
+    assert torch.equal(algorithm.gather(server, 6, replies).logit, server.logit)  # no more
+    found: list[float] = algorithm.gather(server, 2, replies).logit.tolist()
+    later = algorithm.gather(server, 4, replies).logit - server.logit
+    torch.testing.assert_close(later, (torch.tensor(found) - server.logit) / 2)  # half of the time is over
+    return found
+
+
+def test_s_follows_the_slope_by_rows_and_blocks_are_held_together() -> None:
+    # Adam's first step is one of share_lr against the sign
+    assert learned_logit([[0, 0, 1, -1], [0, 0, -2, 2]], [30, 10], spread=1e9) == pytest.approx(
+        [1.0, 0.0, -0.4, 0.4], abs=1e-5
+    )
+    assert learned_logit([[0, 0, 0, 0]], [30]) == pytest.approx([0.6, 0.4, 0.4, 0.4], abs=1e-5)
+    # (a_j - ā) / (N τ²) = -0.25 / (N / 4), N = 0.3 · 20 · 4 rows set aside: -1 / 24, against ¼ of the slope
+    for slope, sign in ((1 / 6 - 0.01, 1), (1 / 6 + 0.01, -1)):
+        found = learned_logit([[0, slope, 0, 0], [0, slope, 0, 0]], [30, 10], set_aside=0.3)
+        assert found[1] == pytest.approx(0.4 * sign, abs=1e-4)
 
 
 @pytest.mark.parametrize("axis", [False, True])
 def test_a_client_of_which_nothing_is_set_aside_says_nothing_of_s(axis: bool) -> None:
-    algorithm, data = whole(), clients((1, 20))
+    algorithm, data = whole(learn_from=0.0), clients((1, 20))
     kept = algorithm.begin()
     ((heard, _),) = algorithm.tells(algorithm.opening(2), (0, 1))
     slopes = []
     for group in ((0, 1),) if axis else ((0,), (1,)):
         local = home(algorithm, data, group, axis=axis)
-        assert not len(replace(local, set_aside=1 / 7, in_turn=True).split(0)[1]) or group == (1,)
+        assert not len(replace(local, set_aside=1 / 7).split(0)[1]) or group == (1,)
         mine = type(kept)(*(tensor.expand(2, -1) for tensor in kept)) if axis else kept
         slopes.append(algorithm.work(mine, local, heard)[1]["slope"].view(-1, 4))
     found = torch.cat(slopes)
@@ -128,7 +166,7 @@ def share_of_weights(algorithm: WholeNetwork, data: Samples) -> float:
 
 
 def test_s_falls_where_clients_are_alike_and_rises_where_they_differ() -> None:
-    how = {"n_rounds": 150, "lr": 0.02, "private_at": 1.0, "own_frequencies": False, "share_lr": 0.1}
+    how = {"n_rounds": 150, "lr": 0.02, "private_at": 1.0, "own_frequencies": False}
     alike, apart = (share_of_weights(whole(**how), clients((200,) * 6, shift)) for shift in (0.0, 3.0))
     assert alike < 0.5 < 0.85 < apart
 
@@ -162,9 +200,8 @@ def test_what_a_client_remembers_is_the_mean_of_its_rounds_the_later_the_more() 
     torch.testing.assert_close(kept.moved / kept.weight, expected, rtol=0, atol=1e-12)
 
 
-def test_a_block_goes_private_where_s_passes_the_limit_and_stays_so() -> None:
-    algorithm = whole(private_at=0.9, private_after=0.5, n_rounds=4, by_class=False)
-    server = algorithm.opening(2)
+def test_blocks_go_private_when_s_is_learned() -> None:
+    algorithm = whole(private_at=0.9, n_rounds=5, by_class=False, spread=1e9, share_lr=1e-9)
     slope = torch.tensor([-1.0, 1.0, -1.0, 1.0], dtype=torch.float64)
     rows = {"n": torch.tensor(5), "counts": torch.zeros(0, dtype=torch.int64)}
 
@@ -172,17 +209,38 @@ def test_a_block_goes_private_where_s_passes_the_limit_and_stays_so() -> None:
         shared = int((~server.private[algorithm.block]).sum())
         return algorithm.gather(server, t, {0: {"w": torch.ones(shared).double(), "slope": slope, **rows}})
 
-    early = gathered(server._replace(logit=torch.full((4,), 5.0).double()), 0)
+    server = algorithm.opening(2)._replace(logit=torch.tensor([5.0, -5.0, 5.0, 0.0]).double())
+    early = gathered(server, 1)
     assert not early.private.any()
-    late = gathered(early, 1)
-    assert late.private.all()
-    mixed = gathered(server._replace(logit=torch.tensor([5.0, -5.0, 5.0, 0.0]).double()), 2)
-    assert mixed.private.tolist() == [True, False, True, False]
-    again = gathered(mixed._replace(w=torch.zeros_like(mixed.w)), 3)
-    assert again.private.tolist() == mixed.private.tolist()
-    assert torch.equal(again.w, (~mixed.private[algorithm.block]).double())  # private blocks stay as they went
-    assert torch.equal(again.logit[mixed.private], mixed.logit[mixed.private])
+    done = gathered(early, 2)
+    assert done.private.tolist() == [True, False, True, False]
+    again = gathered(done._replace(w=torch.zeros_like(done.w)), 3)
+    assert again.private.tolist() == done.private.tolist()
+    assert torch.equal(again.w, (~done.private[algorithm.block]).double())  # private blocks stay as they went
+    assert torch.equal(again.logit, done.logit)
     assert again.met.tolist() == [True, False]
+
+
+def test_at_the_end_the_mean_of_the_rounds_is_told() -> None:
+    algorithm, data = whole(remember=0.5, final_passes=0, share=0.0, own_frequencies=False), clients()
+    rounds: list[Tensor] = []
+    found = run_rounds(algorithm, data, observe=lambda t, simulator, personal: rounds.append(simulator.server.w))
+    expected = (rounds[0] + 2 * rounds[1] + 4 * rounds[2]) / 7
+    torch.testing.assert_close(found.global_model, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.models, expected.expand_as(found.models), rtol=0, atol=1e-12)
+
+
+def test_the_last_passes_begin_at_the_same_place_in_other_orders() -> None:
+    algorithm, data = whole(remember=0.5, share=1.0, own_frequencies=False, final_passes=2, lr=0.01), clients()
+    kept, home_ = algorithm.begin(), home(algorithm, data, (0,), axis=False, time=3)
+    ((heard, _),) = algorithm.closes(algorithm.opening(4), (0,))
+    start = algorithm.network.start
+    passes = [
+        home_.descend(start, replace(home_, round=3 + k).batches(2), algorithm.optimizer)[0] - start for k in (0, 1)
+    ]
+    assert not torch.allclose(*passes)
+    expected = start + (passes[0] + 2 * passes[1]) / 3
+    torch.testing.assert_close(algorithm.personal(kept, home_, heard), expected, rtol=0, atol=1e-12)
 
 
 def test_own_frequencies_are_added_to_the_last_bias_and_nowhere_else() -> None:
@@ -204,7 +262,7 @@ def algorithm_for_numbers() -> WholeNetwork:
 
 @pytest.mark.parametrize("run", [run_rounds, run_plain])
 def test_who_never_took_part_has_what_is_shared_and_its_own_frequencies(run: Callable[..., Outcome]) -> None:
-    algorithm, data = whole(join=0.25, n_rounds=1, final_epochs=0), clients()
+    algorithm, data = whole(join=0.25, n_rounds=1, final_passes=0), clients()
     found = run(algorithm, data)
     left_out = [i for i in range(4) if i not in algorithm.asks(0, 4)]
     for i in left_out:
@@ -212,8 +270,8 @@ def test_who_never_took_part_has_what_is_shared_and_its_own_frequencies(run: Cal
         torch.testing.assert_close(found.models[i], expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("n_rounds", [1, 2])
-def test_what_is_set_aside_in_one_round_is_trained_on_in_the_next(n_rounds: int) -> None:
+@pytest.mark.parametrize("n_rounds", [1, 3])
+def test_what_is_set_aside_is_trained_on_when_s_is_learned(n_rounds: int) -> None:
     data = clients()
     outcomes = []
     for change in (0.0, 1.0):
@@ -222,7 +280,7 @@ def test_what_is_set_aside_in_one_round_is_trained_on_in_the_next(n_rounds: int)
         X[replace(home(algorithm, data, (0,), axis=False), set_aside=0.3).split(0)[1]] += change
         outcomes.append(run_rounds(algorithm, Samples(data.names, X, data.y, data.sizes)))
     far = [(one - other).abs().max() > 1e-3 for one, other in zip(outcomes[0].models, outcomes[1].models, strict=True)]
-    if n_rounds == 1:  # s moves by nothing, so that only the last pass of the client itself can tell
+    if n_rounds == 1:  # s moves by nothing, so that only the last passes of the client itself can tell
         assert torch.equal(outcomes[0].global_model, outcomes[1].global_model)
         assert far == [True, False, False, False]
     else:
@@ -268,13 +326,13 @@ def test_models_travel_in_half_the_bytes() -> None:
     network, data = build("mlp", (4,), 3, hidden=(64, 64)), clients()
     single = Samples(data.names, data.X.float(), data.y, data.sizes)
     full, half = (
-        run_rounds(whole(network, half=half, final_epochs=0, optimizer="sgd"), single) for half in (False, True)
+        run_rounds(whole(network, half=half, final_passes=0, optimizer="sgd"), single) for half in (False, True)
     )
     assert half.traffic.bytes_up < 0.6 * full.traffic.bytes_up
     assert half.traffic.bytes_down < 0.6 * full.traffic.bytes_down
     torch.testing.assert_close(half.models, full.models, rtol=0, atol=0.01)
     assert not torch.equal(half.models, full.models)
-    same = run_plain(whole(network, half=True, final_epochs=0, optimizer="sgd"), single)
+    same = run_plain(whole(network, half=True, final_passes=0, optimizer="sgd"), single)
     torch.testing.assert_close(half.models, same.models, rtol=0, atol=1e-5)
     assert half.traffic == same.traffic
 
@@ -295,15 +353,15 @@ def test_a_client_sends_its_rows_of_each_class(axis: bool) -> None:
 
 
 def test_a_run_goes_on_with_private_blocks() -> None:
-    algorithm, data = whole(private_at=0.5, private_after=0.0, n_rounds=6, share_lr=1.0, join=0.5), clients()
+    algorithm, data = whole(private_at=0.2, n_rounds=6, share_lr=1.0, join=0.5), clients()
     kept: dict[int, Any] = {}
 
     def observe(t: int, simulator: Simulator, personal: Callable[[], Tensor]) -> None:
         kept[t] = simulator.snapshot()
 
     found = run_rounds(algorithm, data, observe=observe)
-    assert kept[3].server.private.any()
-    again = run_rounds(algorithm, data, start=kept[3])
+    assert kept[4].server.private.any()
+    again = run_rounds(algorithm, data, start=kept[4])
     assert torch.equal(again.models, found.models)
     assert again.traffic == found.traffic
 

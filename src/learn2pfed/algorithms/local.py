@@ -113,7 +113,6 @@ class Local:
     round: int
     batch_size: int
     set_aside: float = 0.0  # share of each client's rows that is not trained on
-    in_turn: bool = False  # whether these are others in each round, all in turn, or the same in all
     only_aside: bool = False  # batches are of those alone; of all rows where there are none
 
     @property
@@ -145,8 +144,7 @@ class Local:
         mixed = draw.permutation(len(rows))
         place = np.empty(len(rows))
         place[mixed[y[mixed].argsort(kind="stable")]] = np.arange(len(rows)) + draw.random()
-        turn = self.round if self.in_turn else 0
-        aside = (place - turn) * self.set_aside % 1 < self.set_aside
+        aside = place * self.set_aside % 1 < self.set_aside
         _, own, counts = np.unique(y, return_inverse=True, return_counts=True)
         if counts.max() > 1:
             aside &= counts[own] > 1

@@ -92,8 +92,12 @@ class Rounds(Conversation[Home]):
         return Server(self.network.start)
 
     def tells(self, server: Any, clients: tuple[int, ...]) -> Told:
-        """What the server says to these clients, at a round's start and at the end."""
+        """What the server says to these clients at a round's start."""
         return [({"w": server.w}, clients)]
+
+    def closes(self, server: Any, clients: tuple[int, ...]) -> Told:
+        """What it says at the end; what it says at a round's start, unless a method says otherwise."""
+        return self.tells(server, clients)
 
     @abstractmethod
     def work(self, kept: Any, local: Local, heard: Message) -> tuple[Any, Message]:
@@ -239,10 +243,10 @@ class Rounds(Conversation[Home]):
                 )
             if replies:
                 server = self.gather(server, t, dict(sorted(replies.items())))
-            yield Moment(t + 1, _at(self.tells(server, everyone), t + 1), server, joined.clone())
+            yield Moment(t + 1, _at(self.closes(server, everyone), t + 1), server, joined.clone())
             if progress is not None:
                 progress(t + 1, float("nan"))
-        for said, clients in _at(self.tells(server, everyone), self.settings.n_rounds):
+        for said, clients in _at(self.closes(server, everyone), self.settings.n_rounds):
             yield Exchange("finish", said, {}, clients)
         if not joined.any():
             raise DivergenceError(f"{self.title}: nobody ever gave a usable answer: lower the step size.")

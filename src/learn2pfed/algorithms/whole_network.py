@@ -1,29 +1,33 @@
 """Learn2pFed for whole networks: every tensor learns how far it is the client's own.
 
-Objective:  client i predicts with  v_i = w + o_i + s ∘ d_i,  d_i what training on the client's rows makes of w + o_i;
-s, one number in [0, 1] for each block of parameters, minimises the loss of the v_i on rows that were set aside.
+Objective:  client i predicts with  v_i = w̄ + o_i + s ∘ d_i,  d_i what training on the client's rows makes of w + o_i;
+s, one number in [0, 1] for each block of parameters, minimises the loss of the v_i on rows that nobody trained on.
 
 In the cell's terms s = η / (Λ + η): 0 follows the others, 1 is the client's own. o_i needs no learning: log class
 frequencies of the client's rows, added to the last bias, so that what is shared need not know who has which classes.
 
 Update:
-1. client: u_i by E epochs from w + o_i, on all rows but a part that is set aside, another in each round until all have
-   had their turn; blocks that went private start where the client left them.
-2. client: g_ij = ⟨∇F_i(w + o_i + s ∘ (u_i - w - o_i))_j, (u_i - w - o_i)_j⟩ for each block j, F_i over the rows set
-   aside: the slope of s_j.
-3. client sends u_i - o_i in the blocks that are shared, g_i, n_i and n_ic, its rows of each class.
-4. server: w = Σ n_i (u_i - o_i) / Σ n_i, in the last layer's row of class c with n_ic for n_i (`by_class`): there a
-   client without that class has learned nothing, and would only hold the others back;  logit(s) by Adam on the mean of
-   the g_i;  a block whose s passes `private_at` goes private: from then on it is neither sent nor averaged.
+1. client: u_i by E epochs from w + o_i, on all rows but a part that is set aside until s is learned; blocks that went
+   private start where the client left them.
+2. client: d_i, the mean of its u_i - w - o_i, a round counting β times as much as the next (`remember`), also those
+   that it sat out;  w̄ likewise of the w that it was told.
+3. client: g_ij = ⟨∇F_i(w̄ + o_i + s ∘ d_i)_j, d_ij⟩ for each block j, F_i over the rows set aside: the slope of s_j.
+4. client sends u_i - o_i in the blocks that are shared, g_i, n_i and n_ic, its rows of each class.
+5. server: w = Σ n_i (u_i - o_i) / Σ n_i, in the last layer's row of class c with n_ic for n_i (`by_class`): there a
+   client without that class has learned nothing, and would only hold the others back;  w̄ over its rounds, as above.
+6. server: a_j = logit(s_j) by Adam, its steps shrinking to nothing, on  Σ n_i g_ij / Σ n_i · s_j (1 - s_j)
+   + (a_j - ā) / (N τ²),  N rows being set aside by all: blocks are alike (ā their mean, τ the `spread`) unless the rows
+   tell them apart. When s is learned, blocks whose s is above `private_at` go private: neither sent nor averaged.
 
-At the end every client takes step 1 once more, on all rows, and has v_i. d_i is the mean of its u_i - w - o_i, a round
-counting β times as much as the next (`remember`), also those that the client sat out: what one round draws at random
-goes, what is the client's own stays, and what it learned from a w of long ago counts little. Models travel as numbers
-of 16 bits (`half`), which halves the bytes: their rounding is far below what batches draw at random.
+At the end the server tells w̄ instead of w, and every client takes steps 1 and 2 a few times more from there, on all its
+rows in other orders (`final_passes`). So what one round or one order draws at random goes, and what is common, or the
+client's own, stays. Models travel as numbers of 16 bits (`half`), which halves the bytes: their rounding
+is far below what batches draw at random.
 
-Corners, without o_i, β, n_ic, rounding and rows set aside, and with s held fixed: s = 0 is FedAvg, s = 1 FedAvg + FT;
-without the last pass, s = 0 with a private head is FedPer, and all private is Local-Only with an optimiser that forgets
-between rounds. One s between 0 and 1 for all blocks is, like Ditto's λ, one number for how far the client follows w.
+Corners, without o_i, β, n_ic, rounding and rows set aside, with one last pass and s held fixed: s = 0 is FedAvg, s = 1
+FedAvg + FT; without the last pass, s = 0 with a private head is FedPer, and all private is Local-Only with an optimiser
+that forgets between rounds. One s between 0 and 1 for all blocks is, like Ditto's λ, one number for how far the client
+follows w.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ from torch import Tensor
 
 from learn2pfed.algorithms.base import Message, Replies, Spec, Specs
 from learn2pfed.algorithms.local import Local, LocalSettings, Memory, Optimizer
-from learn2pfed.algorithms.rounds import Home, Rounds, Told
+from learn2pfed.algorithms.rounds import Home, Rounds, Told, mean_by_rows
 from learn2pfed.algorithms.settings import RoundSettings
 from learn2pfed.errors import Learn2pFedError, MessageError
 from learn2pfed.models.network import Network
@@ -53,35 +57,41 @@ class WholeNetworkSettings(LocalSettings):
     by_class: bool = Field(True, description="the last layer averaged by rows of each class; false: by rows")
     half: bool = Field(True, description="models travel in half precision; false: as the network has them")
     set_aside: float = Field(
-        1 / 7, ge=0, le=0.5, description="share of a client's rows that is set aside in a round; 0: s stays as it is"
+        1 / 7, ge=0, le=0.5, description="share of a client's rows that is set aside; 0: s stays as it is"
+    )
+    learn_from: float = Field(0.4, ge=0, le=1, description="share of the rounds before s is learned")
+    learn_until: float = Field(
+        0.7, ge=0, le=1, description="share of the rounds after which it is learned, and nothing set aside any more"
     )
     share: Annotated[float | None, Field(ge=0, le=1)] = Field(None, description="s of all blocks, fixed; none: learned")
-    share_lr: float = Field(0.1, gt=0, description="step size for logit(s)")
+    share_lr: float = Field(0.4, gt=0, description="first step size for logit(s)")
+    spread: float = Field(0.5, gt=0, description="τ, how far apart the blocks are in logit(s) before rows tell")
     private: tuple[str, ...] = Field((), description="layers that are private from the start")
     private_at: float = Field(0.95, gt=0, le=1, description="1: no block goes")
-    private_after: float = Field(0.3, ge=0, le=1, description="share of the rounds before which no block goes private")
     head_blocks: Literal["tensor", "parameter"] = Field(
         "tensor", description="whether each tensor of the head is a block, or each of its parameters"
     )
-    remember: Annotated[float, Choice((0.0, 0.5, 0.8))] = Field(
-        0.8, ge=0, lt=1, description="β; 0: the last round alone"
-    )
-    final_epochs: Annotated[int, Choice((1, 2, 5))] = Field(2, ge=0, description="epochs of the last u_i")
+    remember: float = Field(0.8, ge=0, lt=1, description="β; 0: the last round alone")
+    final_passes: int = Field(4, ge=0, description="so many u_i at the end, from the same w̄")
+    final_epochs: Annotated[int, Choice((1, 2, 5))] = Field(2, ge=0, description="epochs of each of these")
 
 
 class Kept(NamedTuple):
-    """What a client keeps."""
+    """What a client keeps; both sums have the same weights."""
 
     own: Tensor  # (P,), its last u_i - o_i
     moved: Tensor  # (P,), Σ of u_i - w - o_i, weighted
-    weight: Tensor  # (1,), of that sum
-    last: Tensor  # (1,), the round of its last term
+    heard: Tensor  # (P,), Σ of w, weighted
+    weight: Tensor  # (1,), of these sums
+    last: Tensor  # (1,), the round of their last terms
 
 
 class Server(NamedTuple):
     """What the server holds."""
 
+    mean: Tensor  # (P,), w̄
     w: Tensor  # (P,); private blocks as they were when they went
+    weight: Tensor  # (1,), of all rounds in w̄
     logit: Tensor  # (B,), of s
     private: Tensor  # (B,), bool
     memory: Memory  # of s's optimiser
@@ -114,9 +124,9 @@ class WholeNetwork(Rounds):
         if unknown:
             layers = ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in self.names))
             raise Learn2pFedError(f"private: the network has no layer {unknown[0]!r}; there are {layers}.")
-        self.learns = how.share is None
+        self.learns = how.share is None and how.set_aside > 0
+        self.n_slopes = self.n_blocks if self.learns else 0
         self.travels = torch.float16 if how.half else network.dtype
-        self.learner = Optimizer("adam", how.share_lr)
         needed = isinstance(task, Classification) and (how.own_frequencies or how.by_class)
         self.last_bias = self._last_bias() if needed else None
         self.n_counts = task.n_outputs if needed and how.by_class else 0
@@ -162,23 +172,33 @@ class WholeNetwork(Rounds):
     def begin(self) -> Kept:
         """The common start."""
         start = self.network.start
-        return Kept(start, torch.zeros_like(start), start.new_zeros(1), start.new_zeros(1))
+        none, zero = torch.zeros_like(start), start.new_zeros(1)
+        return Kept(start, none, none, zero, zero)
 
     def opening(self, n_clients: int) -> Server:
-        """s = ½, or as it is fixed."""
+        """s = ¼, or as it is fixed."""
         start, how = self.network.start, self.settings
-        share = start.new_full((self.n_blocks,), 0.5 if how.share is None else how.share)
+        share = start.new_full((self.n_blocks,), 0.25 if how.share is None else how.share)
         private = torch.tensor([any(name.startswith(f"{layer}.") for layer in how.private) for name in self.names])
         met = torch.zeros(n_clients, dtype=torch.bool)
-        return Server(start, share.logit(), private, self.learner.fresh(share), met)
+        memory = self.learner(0).fresh(share)
+        return Server(start, start, start.new_zeros(1), share.logit(), private, memory, met)
 
     def tells(self, server: Server, clients: tuple[int, ...]) -> Told:
-        """s, which blocks are private, and w: without these blocks, to those who have their own."""
-        common, w = {"share": server.logit.sigmoid(), "private": server.private}, server.w.to(self.travels)
+        """w, s and which blocks are private."""
+        return self.told(server, server.w, clients)
+
+    def closes(self, server: Server, clients: tuple[int, ...]) -> Told:
+        """w̄ instead of w."""
+        return self.told(server, server.mean, clients)
+
+    def told(self, server: Server, w: Tensor, clients: tuple[int, ...]) -> Told:
+        """Without the private blocks of w to those who have their own."""
+        common, w = {"share": server.logit.sigmoid(), "private": server.private}, w.to(self.travels)
         known = tuple(i for i in clients if server.met[i])
         new = tuple(i for i in clients if not server.met[i])
-        told = [({**common, "w": w[~server.private[self.block]]}, known), ({**common, "w": w}, new)]
-        return [(said, group) for said, group in told if group]
+        groups = [({**common, "w": w[~server.private[self.block]]}, known), ({**common, "w": w}, new)]
+        return [(said, group) for said, group in groups if group]
 
     def expects(self, kind: str, state: Home) -> Specs:
         """w may come without the blocks that are private."""
@@ -188,7 +208,7 @@ class WholeNetwork(Rounds):
     def sends(self, server: Server) -> Specs:
         """u_i - o_i in the blocks that are shared, the slope of s, and the rows of each class."""
         w = Spec((int((~server.private[self.block]).sum()),), self.travels)
-        slope = self.vector(self.n_blocks if self.learns else 0)
+        slope = self.vector(self.n_slopes)
         return {"w": w, "slope": slope, "counts": Spec((self.n_counts,), torch.int64)}
 
     # what is done
@@ -211,51 +231,67 @@ class WholeNetwork(Rounds):
         return start, share, shared
 
     def work(self, kept: Kept, local: Local, heard: Message) -> tuple[Kept, Message]:
-        """Steps 1 to 3."""
+        """Steps 1 to 4."""
+        how, t = self.settings, local.round / self.settings.n_rounds
         start, share, shared = self.common(kept, local, heard)
-        seen = replace(local, set_aside=self.settings.set_aside, in_turn=True) if self.learns else local
-        kept = self.trained(kept, seen, start, self.settings.epochs)
-        slope = self.slope(kept.own - start, seen, start, share, shared) if self.learns else start[..., :0]
+        seen = replace(local, set_aside=how.set_aside) if self.learns and t < how.learn_until else local
+        kept = self.trained(kept, seen, start, how.epochs)
+        slope = start.new_zeros(*local.lead, self.n_slopes)
+        if self.learning(local.round):
+            slope = self.slope(kept, seen, share, shared)
         counts = self.counts(seen) if self.n_counts else torch.zeros(*local.lead, 0, dtype=torch.int64)
         return kept, {"w": kept.own[..., shared].to(self.travels), "slope": slope, "counts": counts}
 
-    def slope(self, d: Tensor, seen: Local, start: Tensor, share: Tensor, shared: Tensor) -> Tensor:
-        """Step 2, (..., B): zero in private blocks, and for a client of which nothing is set aside."""
-        judged = next(replace(seen, only_aside=True, batch_size=max(seen.sizes)).batches(1))
-        at = seen.gradient(start + share * d + self.offset(seen), judged)
-        able = torch.tensor([len(seen.split(i)[1]) > 0 for i in range(len(seen.clients))]).view(*seen.lead, 1)
-        found = start.new_zeros(*seen.lead, self.n_blocks)
-        return found.index_add_(-1, self.block, at * d * shared * able)
+    def learning(self, t: int) -> bool:
+        """Whether s is learned in this round."""
+        how = self.settings
+        return self.learns and how.learn_from <= t / how.n_rounds < how.learn_until
 
     def trained(self, kept: Kept, local: Local, start: Tensor, epochs: int) -> Kept:
-        """Step 1."""
+        """Steps 1 and 2."""
         offset, beta = self.offset(local), self.settings.remember
         u, _ = local.descend(start + offset, local.batches(epochs), self.optimizer)
         now = torch.full_like(kept.last, local.round)
         old = beta ** (now - kept.last)
-        moved = old * kept.moved + (1 - beta) * (u - start - offset)
-        return Kept(u - offset, moved, old * kept.weight + (1 - beta), now)
+        moved, heard = old * kept.moved + (u - start - offset), old * kept.heard + start
+        return Kept(u - offset, moved, heard, old * kept.weight + 1, now)
 
-    def mixed(self, kept: Kept, start: Tensor, share: Tensor, shared: Tensor) -> Tensor:
-        """v_i - o_i."""
-        d = kept.moved / kept.weight.where(kept.weight > 0, 1.0)
-        return torch.where(shared, start + share * d, kept.own)
+    def slope(self, kept: Kept, seen: Local, share: Tensor, shared: Tensor) -> Tensor:
+        """Step 3, (..., B): zero in private blocks, and for a client of which nothing is set aside."""
+        d, mean = kept.moved / kept.weight, kept.heard / kept.weight
+        judged = next(replace(seen, only_aside=True, batch_size=max(seen.sizes)).batches(1))
+        at = seen.gradient(mean + share * d + self.offset(seen), judged)
+        able = torch.tensor([len(seen.split(i)[1]) > 0 for i in range(len(seen.clients))]).view(*seen.lead, 1)
+        found = d.new_zeros(*seen.lead, self.n_blocks)
+        return found.index_add_(-1, self.block, at * d * shared * able)
 
     def gather(self, server: Server, t: int, replies: Replies) -> Server:
-        """Step 4."""
-        how, w, met = self.settings, server.w.clone(), server.met.clone()
+        """Steps 5 and 6."""
+        w, met = server.w.clone(), server.met.clone()
         shared = ~server.private[self.block]
         w[shared] = self.mean(replies, self.counted[shared], w[shared])
         met[list(replies)] = True
-        server = server._replace(w=w, met=met)
-        if not self.learns:
-            return server
-        s = server.logit.sigmoid()
-        slope = torch.stack([reply["slope"] for reply in replies.values()]).mean(0) * s * (1 - s)
-        logit, memory = self.learner.step(server.logit, slope, server.memory)
+        weight = self.settings.remember * server.weight + 1
+        server = server._replace(w=w, mean=torch.lerp(server.mean, w, 1 / weight), weight=weight, met=met)
+        return self.learn(server, t, replies) if self.learning(t) else server
+
+    def learn(self, server: Server, t: int, replies: Replies) -> Server:
+        """Step 6."""
+        how, s = self.settings, server.logit.sigmoid()
+        n = torch.stack([reply["n"] for reply in replies.values()]).to(s.dtype)
+        aside = how.set_aside * n.mean() * len(server.met)
+        slope = mean_by_rows(replies, "slope") * s * (1 - s)
+        apart = (server.logit - server.logit.mean()) / (aside * how.spread**2)
+        logit, memory = self.learner(t).step(server.logit, slope + apart, server.memory)
         logit = torch.where(server.private, server.logit, logit)
-        going = (logit.sigmoid() > how.private_at) & (t + 1 >= how.private_after * how.n_rounds)
+        going = (logit.sigmoid() > how.private_at) & (not self.learning(t + 1))
         return server._replace(logit=logit, memory=memory, private=server.private | going)
+
+    def learner(self, t: int) -> Optimizer:
+        """Of s in round t."""
+        how = self.settings
+        left = (how.learn_until - t / how.n_rounds) / max(how.learn_until - how.learn_from, 1e-9)
+        return Optimizer("adam", how.share_lr * left)
 
     def learned(self, server: Server) -> dict[str, Tensor]:
         """s of every block, 1 where it went private; `names` has their names."""
@@ -272,11 +308,18 @@ class WholeNetwork(Rounds):
         mean[own] = (weight[:, counted[own]] * stacked[:, own]).sum(0)
         return torch.where(n.sum(0)[counted] > 0, mean, before)
 
+    def mixed(self, kept: Kept, start: Tensor, share: Tensor, shared: Tensor) -> Tensor:
+        """v_i - o_i."""
+        d = kept.moved / kept.weight.where(kept.weight > 0, 1.0)
+        return torch.where(shared, start + share * d, kept.own)
+
     def personal(self, kept: Kept, local: Local, heard: Message) -> Tensor:
         """v_i, from all rows."""
         start, share, shared = self.common(kept, local, heard)
-        epochs = self.settings.final_epochs
-        last = self.trained(kept, local, start, epochs) if epochs else kept._replace(own=start)
+        last = kept._replace(own=start)
+        for _ in range(self.settings.final_passes):
+            last = self.trained(last, local, start, self.settings.final_epochs)
+            local = replace(local, round=local.round + 1)
         return self.mixed(last, start, share, shared) + self.offset(local)
 
 
@@ -299,11 +342,12 @@ class FixedShare(WholeNetwork):
 class OwnFrequenciesSettings(FixedShareSettings):
     """s = 0."""
 
-    NOT_SEARCHED: ClassVar[tuple[str, ...]] = ("share", "remember", "final_epochs")
+    NOT_SEARCHED: ClassVar[tuple[str, ...]] = ("share", "final_epochs")
     by_class: bool = Field(False, description="the last layer averaged by rows of each class; false: by rows")
     half: bool = Field(False, description="models travel in half precision; false: as the network has them")
     share: float = Field(0.0, ge=0, le=1, description="s of all blocks")
-    final_epochs: int = Field(0, ge=0, description="epochs of the last u_i, of which nothing is kept")
+    remember: float = Field(0.0, ge=0, lt=1, description="β; 0: the last round alone")
+    final_passes: int = Field(0, ge=0, description="so many u_i at the end, of which nothing is kept")
 
 
 class OwnFrequencies(WholeNetwork):
