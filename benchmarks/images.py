@@ -1,7 +1,7 @@
 """CPU time of a round on Fashion-MNIST against the bare forward and backward steps of the same network.
 
 (a) FedAvg
-(b) Learn2pFed, every tensor's share learned
+(b) Learn2pFed, in a round in which every tensor's share is learned
 
 python benchmarks/images.py | tee docs/benchmarks/images.txt    # after: learn2pfed data get fashion-mnist
 
@@ -65,7 +65,7 @@ def main() -> None:
     images = load_images("fashion-mnist")
     parts = partition(images.labels, n_clients=10, beta=0.5, n_images=12_000).without_validation()
     train, network = samples(images, parts, "train"), build("cnn-10-20", SHAPE, 10)
-    ours = WholeNetworkSettings.of(n_rounds=1, final_epochs=0, **SETTINGS)
+    ours = WholeNetworkSettings.of(n_rounds=1, final_passes=0, learn_from=0.0, learn_until=1.0, **SETTINGS)
     methods: dict[str, Rounds] = {
         "(a) FedAvg": FedAvg(LocalSettings.of(n_rounds=1, **SETTINGS), network, Classification(10)),
         "(b) Learn2pFed": WholeNetwork(ours, network, Classification(10)),

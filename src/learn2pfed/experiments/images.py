@@ -204,7 +204,7 @@ class ImagesExperiment(Comparison):
         "libraries, pfllib and fl-bench, have their own tests). Networks are the paper's unless `model` says "
         "otherwise. With ten clients all take part in a round; with a hundred, ten. Accuracy is each client's own "
         "model's on its own test images after the last round, all clients. Learn2pFed sets some training images aside "
-        "to learn by, others in each round, and uses all in the end."
+        "to learn by, until it has learned how far to share, and then trains on all."
     )
     config_class = ImagesConfig
     titles = TITLES
