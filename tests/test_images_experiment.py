@@ -219,12 +219,15 @@ def test_the_plug_in_starts_at_every_layer_with_either_backbone(folder: str) -> 
 
 def test_what_a_round_asks_of_a_client() -> None:
     experiment = ResourcesExperiment()
-    config = ResourcesConfig(data=("fashion-mnist",), n_rows=40, algorithms=("local-only", "fedavg", "ditto"), epochs=1)
+    names = ("local-only", "fedavg", "ditto", "learn2pfed")
+    config = ResourcesConfig(data=("fashion-mnist",), n_rows=40, algorithms=names, epochs=1)
     found = {
         task.algorithm: {row.metric: row.value for row in experiment.run(config, task).rows}
         for task in experiment.tasks(config)
     }
     assert found["Ditto"]["GFLOP"] == pytest.approx(3 * found["FedAvg"]["GFLOP"])  # one epoch of w, two of v
+    # an epoch on the rest, and a gradient on what is set aside to learn s by
+    assert found["Learn2pFed"]["GFLOP"] == pytest.approx(found["FedAvg"]["GFLOP"])
     # 40 images, forward and twice that backward but for the first layer's input
     first, second, head = 28 * 28 * 250 * 2, 10 * 10 * 250 * 20 * 2, 5000 * 2
     assert found["FedAvg"]["GFLOP"] == pytest.approx(40 * (2 * first + 3 * (second + head)) / 1e9, rel=1e-6)
