@@ -112,7 +112,7 @@ def test_the_slope_of_s_is_that_of_the_loss_on_rows_set_aside(blocks: str) -> No
 
 def learned_logit(slopes: list[list[float]], n: list[int], **changes: Any) -> list[float]:
     """logit(s) after one round of learning, the first, from (1, 0, 0, 0)."""
-    algorithm = whole(by_class=False, n_rounds=10, **changes)
+    algorithm = whole(by_class=False, n_rounds=10, share_lr=0.4, **changes)
     replies = {
         i: {
             "w": torch.zeros(51).double(),

@@ -64,7 +64,7 @@ class WholeNetworkSettings(LocalSettings):
         0.6, ge=0, le=1, description="share of the rounds after which it is learned, and nothing set aside any more"
     )
     share: Annotated[float | None, Field(ge=0, le=1)] = Field(None, description="s of all blocks, fixed; none: learned")
-    share_lr: float = Field(0.5, gt=0, description="first step size for logit(s)")
+    share_lr: float = Field(1.5, gt=0, description="first step size for logit(s)")
     spread: float = Field(0.5, gt=0, description="τ, how far apart the blocks are in logit(s) before rows tell")
     private: tuple[str, ...] = Field((), description="layers that are private from the start")
     private_at: float = Field(0.95, gt=0, le=1, description="1: no block goes")
