@@ -22,7 +22,7 @@ from learn2pfed.experiments.start_layer import StartLayerConfig, StartLayerExper
 from learn2pfed.report.figures import figures
 from learn2pfed.report.tables import tables
 from learn2pfed.results.records import Details, Results
-from learn2pfed.search import Span
+from learn2pfed.search import Choice, Span
 
 N_IMAGES = 600
 
@@ -128,6 +128,10 @@ def test_step_sizes_are_sought_where_these_networks_have_them(folder: str, monke
     assert set(spaces["own.own-frequencies"]) == {"lr"}
     last = {key for key, space in spaces.items() if "final_epochs" in space}
     assert last == {f"own.{name}" for name in ("fedper", "fedrep", "ditto", "fixed-share", "learn2pfed")}
+    assert [spaces[f"own.{name}"]["final_epochs"] for name in ("ditto", "learn2pfed")] == [
+        Choice((0, 1, 2, 5)),
+        Choice((1, 2, 5)),
+    ]
     assert config.own["fedavg"]["lr"] == 2e-3
     monkeypatch.setattr(module, "TUNING_ROUNDS", 1)
     assert 0 <= experiment.validate(config_of(folder, betas=(50.0, 90.0), min_size=4), "own.fedavg") <= 1

@@ -73,7 +73,7 @@ class WholeNetworkSettings(LocalSettings):
     )
     remember: float = Field(0.8, ge=0, lt=1, description="β; 0: the last round alone")
     final_passes: int = Field(4, ge=0, description="so many u_i at the end, from the same w̄")
-    final_epochs: Annotated[int, Choice((1, 2, 5))] = Field(2, ge=0, description="epochs of each of these")
+    final_epochs: Annotated[int, Choice((1, 2, 5))] = Field(2, ge=1, description="epochs of each of these")
 
 
 class Kept(NamedTuple):

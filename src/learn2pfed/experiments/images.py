@@ -65,7 +65,7 @@ FOR_TUNING = 10
 """Of so many images one is for tuning alone; a table of all there are trains on it, and is not judged by it."""
 
 LAST_PASS = Choice((0, 1, 2, 5))
-"""Epochs of a last pass at home, for every method that keeps something there."""
+"""Epochs of a last pass at home, for every method that keeps something there and has no search of its own for it."""
 
 POINTS = 6
 """Rounds after which the first trial is looked at."""
@@ -272,7 +272,7 @@ class ImagesExperiment(Comparison):
         found = {}
         for key, space in spaces_of(("own",), METHODS, config.algorithms).items():
             how = method_named(key.partition(".")[2]).settings_class
-            has_one = "final_epochs" in how.model_fields and "final_epochs" not in not_searched(how)
+            has_one = "final_epochs" in how.model_fields and "final_epochs" not in {*space, *not_searched(how)}
             last = {"final_epochs": LAST_PASS} if has_one else {}
             found[key] = {name: RATE_SPAN if name in RATES else where for name, where in (space | last).items()}
         return found
