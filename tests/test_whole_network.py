@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from learn2pfed.algorithms.base import Outcome
 from learn2pfed.algorithms.fedavg_ft import FedAvgFT, FineTuneSettings
-from learn2pfed.algorithms.local import Local, LocalSettings
+from learn2pfed.algorithms.local import LocalSettings
 from learn2pfed.algorithms.local_only import LocalOnly
-from learn2pfed.algorithms.whole_network import Server, WholeNetwork, WholeNetworkSettings
+from learn2pfed.algorithms.whole_network import Server, WholeNetwork, WholeNetworkSettings, least
 from learn2pfed.data.federated import Samples
 from learn2pfed.engines.messages import decode, encode, receive
 from learn2pfed.engines.plain import run_plain
@@ -32,20 +32,29 @@ def mlp() -> Network:
     return build("mlp", (4,), 3, hidden=(6,)).to(torch.float64)
 
 
-def clients(sizes: tuple[int, ...] = (24, 15, 18, 30), shift: float = 1.0) -> Samples:
-    """Each client turns the scores by which classes are drawn in its own way, the more so the larger `shift`."""
+def clients(sizes: tuple[int, ...] = (24, 15, 18, 30), shift: float = 1.0, noise: float = 0.0) -> Samples:
+    """Each client turns the scores that decide the class in its own way, the more so the larger `shift`."""
     draw = torch.Generator().manual_seed(0)
     normal = torch.randn(4, 3, dtype=torch.float64, generator=draw)
     rows = []
     for i, n in enumerate(sizes):
         X = torch.randn(n, 4, dtype=torch.float64, generator=draw)
         own = shift * torch.randn(4, 3, dtype=torch.float64, generator=draw)
-        rows.append((f"c{i}", X, (X @ (normal + own)).argmax(1)))
+        blur = noise * torch.randn(n, 3, dtype=torch.float64, generator=draw) if noise else 0.0
+        rows.append((f"c{i}", X, (X @ (normal + own) + blur).argmax(1)))
     return Samples.join(rows)
 
 
 def whole(network: Network | None = None, **changes: Any) -> WholeNetwork:
-    settings = {"n_rounds": 3, "batch_size": 8, "lr": 0.05, "half": False, "learn_from": 0.2, "learn_until": 0.6}
+    settings = {
+        "n_rounds": 3,
+        "batch_size": 8,
+        "lr": 0.05,
+        "rho": 0.0,
+        "half": False,
+        "learn_from": 0.2,
+        "learn_until": 0.6,
+    }
     settings |= changes
     return WholeNetwork(WholeNetworkSettings.of(**settings), mlp() if network is None else network, CLASSES)
 
@@ -79,7 +88,7 @@ def test_without_a_last_pass_a_client_keeps_what_it_remembers() -> None:
 
 
 @pytest.mark.parametrize("blocks", ["tensor", "parameter"])
-def test_the_slope_of_s_is_that_of_the_loss_on_rows_set_aside(blocks: str) -> None:
+def test_the_slopes_of_s_are_those_of_the_loss_on_rows_set_aside(blocks: str) -> None:
     algorithm, data = whole(head_blocks=blocks, set_aside=0.3, n_rounds=5), clients()
     network, server, kept = algorithm.network, algorithm.opening(4), algorithm.begin()
     assert algorithm.n_blocks == (4 if blocks == "tensor" else 2 + 21)
@@ -91,56 +100,71 @@ def test_the_slope_of_s_is_that_of_the_loss_on_rows_set_aside(blocks: str) -> No
         kept, reply = algorithm.work(kept, local, heard | {"round": torch.tensor(t)})
         made.append(kept.own)
         if t not in (1, 2):  # s is not learned yet, or no more
-            assert not reply["slope"].any()
+            assert not reply["slopes"].any()
             continue
         seen = replace(local, set_aside=0.3)
         rows = torch.from_numpy(seen.split(0)[1])
         assert 3 <= len(rows) <= 5
         weight = torch.tensor([0.8 ** (t - r) for r in range(t + 1)], dtype=torch.float64)
         w, u = ((weight / weight.sum()) @ torch.stack(means) for means in (told, made))
-
-        def judged(share: Tensor, w: Tensor = w, u: Tensor = u, seen: Local = seen) -> Tensor:
-            rows = torch.from_numpy(seen.split(0)[1])
+        for found, x in zip(reply["slopes"].view(-1, 3).T, (0.0, 0.5, 1.0), strict=True):
+            share = torch.full((algorithm.n_blocks,), x, dtype=torch.float64).requires_grad_()
             scores = network.scores(w + algorithm.offset(seen) + share[algorithm.block] * (u - w), data.X[rows])
-            return CLASSES.losses(scores, data.y[rows]).mean()
-
-        share = server.logit.sigmoid().requires_grad_()
-        expected = torch.autograd.grad(judged(share), share)[0]
-        torch.testing.assert_close(reply["slope"], expected, rtol=0, atol=1e-12)
-        assert expected.abs().mean() > 1e-3
+            expected = torch.autograd.grad(CLASSES.losses(scores, data.y[rows]).mean(), share)[0]
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+            assert expected.abs().mean() > 1e-3
 
 
-def learned_logit(slopes: list[list[float]], n: list[int], **changes: Any) -> list[float]:
-    """logit(s) after one round of learning, the first, from (1, 0, 0, 0)."""
-    algorithm = whole(by_class=False, n_rounds=10, share_lr=0.4, **changes)
-    replies = {
-        i: {
-            "w": torch.zeros(51).double(),
-            "slope": torch.tensor(slope).double(),
-            "counts": torch.zeros(0, dtype=torch.int64),
-            "n": torch.tensor(rows),
-        }
-        for i, (slope, rows) in enumerate(zip(slopes, n, strict=True))
-    }
-    server = algorithm.opening(4)._replace(logit=torch.tensor([1.0, 0, 0, 0]).double())
-    assert torch.equal(algorithm.gather(server, 1, replies).logit, server.logit)  # not yet
-    assert torch.equal(algorithm.gather(server, 6, replies).logit, server.logit)  # no more
-    found: list[float] = algorithm.gather(server, 2, replies).logit.tolist()
-    later = algorithm.gather(server, 4, replies).logit - server.logit
-    torch.testing.assert_close(later, (torch.tensor(found) - server.logit) / 2)  # half of the time is over
-    return found
+def reply_of(slopes: Tensor, n: int) -> dict[str, Tensor]:
+    """A client's, of which nothing but the slopes matters."""
+    counts = torch.zeros(0, dtype=torch.int64)
+    return {"w": torch.zeros(51).double(), "slopes": slopes.double().flatten(), "counts": counts, "n": torch.tensor(n)}
 
 
-def test_s_follows_the_slope_by_rows_and_blocks_are_held_together() -> None:
-    # Adam's first step is one of share_lr against the sign
-    assert learned_logit([[0, 0, 1, -1], [0, 0, -2, 2]], [30, 10], spread=1e9) == pytest.approx(
-        [1.0, 0.0, -0.4, 0.4], abs=1e-5
-    )
-    assert learned_logit([[0, 0, 0, 0]], [30]) == pytest.approx([0.6, 0.4, 0.4, 0.4], abs=1e-5)
-    # (a_j - ā) / (N τ²) = -0.25 / (N / 4), N = 0.3 · 20 · 4 rows set aside: -1 / 24, against ¼ of the slope
-    for slope, sign in ((1 / 6 - 0.01, 1), (1 / 6 + 0.01, -1)):
-        found = learned_logit([[0, slope, 0, 0], [0, slope, 0, 0]], [30, 10], set_aside=0.3)
-        assert found[1] == pytest.approx(0.4 * sign, abs=1e-4)
+def straight(*roots: float) -> Tensor:
+    """Slopes of (s - root)² at 0, ½, 1, for each block."""
+    return torch.stack([2 * (x - torch.tensor(roots)) for x in (0.0, 0.5, 1.0)], -1)
+
+
+def test_s_is_where_the_loss_of_all_rounds_and_rows_is_least() -> None:
+    algorithm = whole(by_class=False, n_rounds=10, spread=1e9)
+    server = algorithm.opening(4)
+    one, other = straight(0.2, 0.4, 0.6, 9.0), straight(0.6, 0.4, -9.0, 9.0)
+    assert torch.equal(algorithm.gather(server, 1, {0: reply_of(one, 5)}).share, server.share)  # not yet
+    assert torch.equal(algorithm.gather(server, 6, {0: reply_of(one, 5)}).share, server.share)  # no more
+    server = algorithm.gather(server, 2, {0: reply_of(one, 30)})
+    assert server.share.tolist() == pytest.approx([0.2, 0.4, 0.6, 1.0])
+    server = algorithm.gather(server, 3, {0: reply_of(one, 10), 1: reply_of(other, 40)})
+    assert server.share.tolist() == pytest.approx([0.4, 0.4, 0.0, 1.0])
+
+
+def test_the_slopes_between_the_points_lie_on_a_parabola() -> None:
+    x = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
+    slope = (x - 0.3) * (x + 2)
+    assert least(slope[None], 1e9).tolist() == pytest.approx([0.3])
+    barrier = -(x - 0.1) * (x - 0.8)  # falls again after 0.8, but not as low as at 0.1
+    assert least(torch.stack([barrier, -barrier.flip(0)]), 1e9).tolist() == pytest.approx([0.1, 0.9])
+
+
+ROOTS = (0.1, 0.3, 0.5, 0.9)
+
+
+@pytest.mark.parametrize("rows", [0.0, 1.0, 1e3])
+def test_blocks_are_alike_and_halfway_unless_rows_tell(rows: float) -> None:
+    together = least(rows * straight(*ROOTS), 1e-4)
+    # the least of 4 N (c - 0.45)² + (c - ½)² / (2 · 0.2²), 0.45 being the mean of the roots
+    kept = 4 * rows / (4 * rows + 1 / (2 * 0.2**2))
+    assert together.tolist() == pytest.approx([0.5 - 0.05 * kept] * 4, abs=0.006)
+
+
+def test_rows_tell_blocks_apart() -> None:
+    # the least of N (s - root)² + (s - c)² / (2 τ²); N = 0.3 · 20 · 4, τ = 0.25, c near the mean of the roots
+    algorithm = whole(by_class=False, n_rounds=10, spread=0.25, set_aside=0.3)
+    found = algorithm.gather(algorithm.opening(4), 2, {i: reply_of(straight(*ROOTS), n) for i, n in ((0, 30), (1, 10))})
+    own = 24 / (24 + 1 / (2 * 0.25**2))
+    expected = [own * root + (1 - own) * 0.465 for root in ROOTS]
+    assert found.share.tolist() == pytest.approx(expected, abs=0.011)
+    assert 0.6 < own < 0.8
 
 
 @pytest.mark.parametrize("axis", [False, True])
@@ -153,7 +177,7 @@ def test_a_client_of_which_nothing_is_set_aside_says_nothing_of_s(axis: bool) ->
         local = home(algorithm, data, group, axis=axis)
         assert not len(replace(local, set_aside=1 / 7).split(0)[1]) or group == (1,)
         mine = type(kept)(*(tensor.expand(2, -1) for tensor in kept)) if axis else kept
-        slopes.append(algorithm.work(mine, local, heard)[1]["slope"].view(-1, 4))
+        slopes.append(algorithm.work(mine, local, heard)[1]["slopes"].view(-1, 12))
     found = torch.cat(slopes)
     assert not found[0].any()
     assert found[1].all()
@@ -166,9 +190,10 @@ def share_of_weights(algorithm: WholeNetwork, data: Samples) -> float:
 
 
 def test_s_falls_where_clients_are_alike_and_rises_where_they_differ() -> None:
-    how = {"n_rounds": 150, "lr": 0.02, "private_at": 1.0, "own_frequencies": False}
-    alike, apart = (share_of_weights(whole(**how), clients((200,) * 6, shift)) for shift in (0.0, 3.0))
-    assert alike < 0.5 < 0.85 < apart
+    how = {"n_rounds": 60, "lr": 0.05, "batch_size": 32, "learn_from": 0.6, "learn_until": 0.8, "private_at": 1.0}
+    how |= {"own_frequencies": False}
+    alike, apart = (share_of_weights(whole(**how), clients((50,) * 30, shift, noise=2.0)) for shift in (0.0, 3.0))
+    assert alike < 0.35 < 0.85 < apart
 
 
 @pytest.mark.parametrize("run", [run_rounds, run_plain])
@@ -201,23 +226,23 @@ def test_what_a_client_remembers_is_the_mean_of_its_rounds_the_later_the_more() 
 
 
 def test_blocks_go_private_when_s_is_learned() -> None:
-    algorithm = whole(private_at=0.9, n_rounds=5, by_class=False, spread=1e9, share_lr=1e-9)
-    slope = torch.tensor([-1.0, 1.0, -1.0, 1.0], dtype=torch.float64)
-    rows = {"n": torch.tensor(5), "counts": torch.zeros(0, dtype=torch.int64)}
+    algorithm = whole(private_at=0.9, n_rounds=5, by_class=False, spread=1e9)
+    slopes = straight(0.95, 0.1, 2.0, 0.9)
 
     def gathered(server: Server, t: int) -> Server:
         shared = int((~server.private[algorithm.block]).sum())
-        return algorithm.gather(server, t, {0: {"w": torch.ones(shared).double(), "slope": slope, **rows}})
+        return algorithm.gather(server, t, {0: reply_of(slopes, 5) | {"w": torch.ones(shared).double()}})
 
-    server = algorithm.opening(2)._replace(logit=torch.tensor([5.0, -5.0, 5.0, 0.0]).double())
-    early = gathered(server, 1)
+    assert not gathered(algorithm.opening(2), 0).private.any()
+    early = gathered(algorithm.opening(2), 1)
     assert not early.private.any()
     done = gathered(early, 2)
     assert done.private.tolist() == [True, False, True, False]
+    assert gathered(early, 3).private.tolist() == done.private.tolist()  # nobody answered when s was learned last
     again = gathered(done._replace(w=torch.zeros_like(done.w)), 3)
     assert again.private.tolist() == done.private.tolist()
     assert torch.equal(again.w, (~done.private[algorithm.block]).double())  # private blocks stay as they went
-    assert torch.equal(again.logit, done.logit)
+    assert torch.equal(again.share, done.share)
     assert again.met.tolist() == [True, False]
 
 
@@ -276,11 +301,11 @@ def test_what_is_set_aside_is_trained_on_when_s_is_learned(n_rounds: int) -> Non
     outcomes = []
     for change in (0.0, 1.0):
         X = data.X.clone()
-        algorithm = whole(set_aside=0.3, share_lr=1e-15, n_rounds=n_rounds)
+        algorithm = whole(set_aside=0.3, n_rounds=n_rounds, private_at=1.0)
         X[replace(home(algorithm, data, (0,), axis=False), set_aside=0.3).split(0)[1]] += change
         outcomes.append(run_rounds(algorithm, Samples(data.names, X, data.y, data.sizes)))
     far = [(one - other).abs().max() > 1e-3 for one, other in zip(outcomes[0].models, outcomes[1].models, strict=True)]
-    if n_rounds == 1:  # s moves by nothing, so that only the last passes of the client itself can tell
+    if n_rounds == 1:  # only the last passes of the client itself can tell
         assert torch.equal(outcomes[0].global_model, outcomes[1].global_model)
         assert far == [True, False, False, False]
     else:
@@ -293,7 +318,7 @@ def test_a_class_is_averaged_over_those_who_have_it() -> None:
     values = torch.tensor([1.0, 2.0]).double()
     counts = torch.tensor([[3, 1, 0], [1, 9, 0]])
     replies = {
-        i: {"w": values[i].expand(51), "slope": torch.zeros(4), "counts": counts[i], "n": counts[i].sum()}
+        i: {"w": values[i].expand(51), "slopes": torch.zeros(12), "counts": counts[i], "n": counts[i].sum()}
         for i in range(2)
     }
     found = network.unflatten(algorithm.gather(server, 0, replies).w)
@@ -353,7 +378,7 @@ def test_a_client_sends_its_rows_of_each_class(axis: bool) -> None:
 
 
 def test_a_run_goes_on_with_private_blocks() -> None:
-    algorithm, data = whole(private_at=0.2, n_rounds=6, share_lr=1.0, join=0.5), clients()
+    algorithm, data = whole(private_at=0.2, n_rounds=6, join=0.5), clients()
     kept: dict[int, Any] = {}
 
     def observe(t: int, simulator: Simulator, personal: Callable[[], Tensor]) -> None:
@@ -392,5 +417,7 @@ def test_what_is_wrong_is_refused_with_a_reason() -> None:
     with pytest.raises(Learn2pFedError, match="set both to false"):
         whole(headless, own_frequencies=False)
     assert whole(headless, own_frequencies=False, by_class=False).last_bias is None
+    with pytest.raises(Learn2pFedError, match=r"learn_from = 0\.7 and learn_until = 0\.6 leave no round to learn s in"):
+        whole(learn_from=0.7)
     with pytest.raises(Learn2pFedError, match="share: input should be less than or equal to 1, got 2"):
         whole(share=2)

@@ -7,17 +7,19 @@ In the cell's terms s = η / (Λ + η): 0 follows the others, 1 is the client's 
 frequencies of the client's rows, added to the last bias, so that what is shared need not know who has which classes.
 
 Update:
-1. client: u_i by E epochs from w + o_i, on all rows but a part that is set aside until s is learned; blocks that went
-   private start where the client left them.
+1. client: u_i by E epochs from w + o_i on  F_i(u) + (ρ/2) ‖u - w - o_i‖²,  F_i over all rows but a part that is set
+   aside until s is learned; blocks that went private start where the client left them.
 2. client: d_i, the mean of its u_i - w - o_i, a round counting β times as much as the next (`remember`), also those
    that it sat out;  w̄ likewise of the w that it was told.
-3. client: g_ij = ⟨∇F_i(w̄ + o_i + s ∘ d_i)_j, d_ij⟩ for each block j, F_i over the rows set aside: the slope of s_j.
+3. client: g_ij(x) = ⟨∇F_i(w̄ + o_i + x d_i)_j, d_ij⟩ for each block j and x = 0, ½, 1, F_i over the rows set aside: the
+   slope of s_j where all blocks are at x.
 4. client sends u_i - o_i in the blocks that are shared, g_i, n_i and n_ic, its rows of each class.
 5. server: w = Σ n_i (u_i - o_i) / Σ n_i, in the last layer's row of class c with n_ic for n_i (`by_class`): there a
    client without that class has learned nothing, and would only hold the others back;  w̄ over its rounds, as above.
-6. server: a_j = logit(s_j) by Adam, its steps shrinking to nothing, on  Σ n_i g_ij / Σ n_i · s_j (1 - s_j)
-   + (a_j - ā) / (N τ²),  N rows being set aside by all: blocks are alike (ā their mean, τ the `spread`) unless the rows
-   tell them apart. When s is learned, blocks whose s is above `private_at` go private: neither sent nor averaged.
+6. server: s_j, and c, the least of  N Σ_j ∫₀^{s_j} g_j(x) dx + Σ_j (s_j - c)² / (2 τ²) + (c - ½)² / (2 σ²),  g_j the
+   mean by rows of all g_ij so far, a parabola through its three points, N the rows set aside by all: without rows to
+   tell, blocks are alike (τ, the `spread`) and halfway (σ = 0.2). When s is learned, blocks whose s is above
+   `private_at` go private: neither sent nor averaged.
 
 At the end the server tells w̄ instead of w, and every client takes steps 1 and 2 a few times more from there, on all its
 rows in other orders (`final_passes`). So what one round or one order draws at random goes, and what is common, or the
@@ -33,25 +35,35 @@ follows w.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from learn2pfed.algorithms.base import Message, Replies, Spec, Specs
-from learn2pfed.algorithms.local import Local, LocalSettings, Memory, Optimizer
+from learn2pfed.algorithms.local import Local, LocalSettings, towards
 from learn2pfed.algorithms.rounds import Home, Rounds, Told, mean_by_rows
 from learn2pfed.algorithms.settings import RoundSettings
 from learn2pfed.errors import Learn2pFedError, MessageError
 from learn2pfed.models.network import Network
-from learn2pfed.search import Choice
+from learn2pfed.search import Choice, Span
 from learn2pfed.tasks import Classification, Task
+
+POINTS = (0.0, 0.5, 1.0)
+"""Where the slopes of s are looked at."""
+
+FINE = 101
+"""Values from 0 to 1 among which s is chosen."""
+
+AROUND_HALF = 0.2
+"""σ, how far from ½ the blocks are together before rows tell."""
 
 
 class WholeNetworkSettings(LocalSettings):
     """Learned by default; `share` holds s fixed, `private` names layers that are the client's own from the start."""
 
+    rho: Annotated[float, Span(1e-3, 1.0)] = Field(0.03, ge=0, description="ρ, the pull to where a client starts")
     own_frequencies: bool = Field(True, description="o_i; false: nothing is added")
     smoothing: float = Field(0.1, gt=0, description="of the frequencies, in rows a class")
     by_class: bool = Field(True, description="the last layer averaged by rows of each class; false: by rows")
@@ -59,13 +71,12 @@ class WholeNetworkSettings(LocalSettings):
     set_aside: float = Field(
         1 / 7, ge=0, le=0.5, description="share of a client's rows that is set aside; 0: s stays as it is"
     )
-    learn_from: float = Field(0.4, ge=0, le=1, description="share of the rounds before s is learned")
+    learn_from: float = Field(0.6, ge=0, le=1, description="share of the rounds before s is learned")
     learn_until: float = Field(
-        0.6, ge=0, le=1, description="share of the rounds after which it is learned, and nothing set aside any more"
+        0.8, ge=0, le=1, description="share of the rounds after which it is learned, and nothing set aside any more"
     )
     share: Annotated[float | None, Field(ge=0, le=1)] = Field(None, description="s of all blocks, fixed; none: learned")
-    share_lr: float = Field(1.5, gt=0, description="first step size for logit(s)")
-    spread: float = Field(0.5, gt=0, description="τ, how far apart the blocks are in logit(s) before rows tell")
+    spread: float = Field(0.1, gt=0, description="τ, how far apart the blocks are in s before rows tell")
     private: tuple[str, ...] = Field((), description="layers that are private from the start")
     private_at: float = Field(0.95, gt=0, le=1, description="1: no block goes")
     head_blocks: Literal["tensor", "parameter"] = Field(
@@ -74,6 +85,15 @@ class WholeNetworkSettings(LocalSettings):
     remember: float = Field(0.8, ge=0, lt=1, description="β; 0: the last round alone")
     final_passes: int = Field(4, ge=0, description="so many u_i at the end, from the same w̄")
     final_epochs: Annotated[int, Choice((1, 2, 5))] = Field(2, ge=1, description="epochs of each of these")
+
+    @model_validator(mode="after")
+    def _time_to_learn(self) -> Self:
+        if self.share is None and self.set_aside and self.learn_from >= self.learn_until:
+            raise ValueError(
+                f"learn_from = {self.learn_from:g} and learn_until = {self.learn_until:g} leave no round to learn s in"
+                ": lower learn_from, or hold s fixed by share"
+            )
+        return self
 
 
 class Kept(NamedTuple):
@@ -92,9 +112,10 @@ class Server(NamedTuple):
     mean: Tensor  # (P,), w̄
     w: Tensor  # (P,); private blocks as they were when they went
     weight: Tensor  # (1,), of all rounds in w̄
-    logit: Tensor  # (B,), of s
+    share: Tensor  # (B,), s
+    slopes: Tensor  # (B * 3,), Σ n_i g_ij at all points
+    rows: Tensor  # (1,), Σ n_i of these
     private: Tensor  # (B,), bool
-    memory: Memory  # of s's optimiser
     met: Tensor  # (M,), bool: who has answered, and so has a model of its own
 
 
@@ -125,7 +146,7 @@ class WholeNetwork(Rounds):
             layers = ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in self.names))
             raise Learn2pFedError(f"private: the network has no layer {unknown[0]!r}; there are {layers}.")
         self.learns = how.share is None and how.set_aside > 0
-        self.n_slopes = self.n_blocks if self.learns else 0
+        self.n_slopes = self.n_blocks * len(POINTS) if self.learns else 0
         self.travels = torch.float16 if how.half else network.dtype
         needed = isinstance(task, Classification) and (how.own_frequencies or how.by_class)
         self.last_bias = self._last_bias() if needed else None
@@ -181,8 +202,8 @@ class WholeNetwork(Rounds):
         share = start.new_full((self.n_blocks,), 0.25 if how.share is None else how.share)
         private = torch.tensor([any(name.startswith(f"{layer}.") for layer in how.private) for name in self.names])
         met = torch.zeros(n_clients, dtype=torch.bool)
-        memory = self.learner(0).fresh(share)
-        return Server(start, start, start.new_zeros(1), share.logit(), private, memory, met)
+        none, slopes = start.new_zeros(1), start.new_zeros(self.n_slopes)
+        return Server(start, start, none, share, slopes, none, private, met)
 
     def tells(self, server: Server, clients: tuple[int, ...]) -> Told:
         """w, s and which blocks are private."""
@@ -194,7 +215,7 @@ class WholeNetwork(Rounds):
 
     def told(self, server: Server, w: Tensor, clients: tuple[int, ...]) -> Told:
         """Without the private blocks of w to those who have their own."""
-        common, w = {"share": server.logit.sigmoid(), "private": server.private}, w.to(self.travels)
+        common, w = {"share": server.share, "private": server.private}, w.to(self.travels)
         known = tuple(i for i in clients if server.met[i])
         new = tuple(i for i in clients if not server.met[i])
         groups = [({**common, "w": w[~server.private[self.block]]}, known), ({**common, "w": w}, new)]
@@ -206,10 +227,9 @@ class WholeNetwork(Rounds):
         return specs | {"w": specs["w"]._replace(or_shorter=True)}
 
     def sends(self, server: Server) -> Specs:
-        """u_i - o_i in the blocks that are shared, the slope of s, and the rows of each class."""
+        """u_i - o_i in the blocks that are shared, the slopes of s, and the rows of each class."""
         w = Spec((int((~server.private[self.block]).sum()),), self.travels)
-        slope = self.vector(self.n_slopes)
-        return {"w": w, "slope": slope, "counts": Spec((self.n_counts,), torch.int64)}
+        return {"w": w, "slopes": self.vector(self.n_slopes), "counts": Spec((self.n_counts,), torch.int64)}
 
     # what is done
 
@@ -233,14 +253,14 @@ class WholeNetwork(Rounds):
     def work(self, kept: Kept, local: Local, heard: Message) -> tuple[Kept, Message]:
         """Steps 1 to 4."""
         how, t = self.settings, local.round / self.settings.n_rounds
-        start, share, shared = self.common(kept, local, heard)
+        start, _, shared = self.common(kept, local, heard)
         seen = replace(local, set_aside=how.set_aside) if self.learns and t < how.learn_until else local
         kept = self.trained(kept, seen, start, how.epochs)
-        slope = start.new_zeros(*local.lead, self.n_slopes)
+        slopes = start.new_zeros(*local.lead, self.n_slopes)
         if self.learning(local.round):
-            slope = self.slope(kept, seen, share, shared)
+            slopes = self.slopes(kept, seen, shared)
         counts = self.counts(seen) if self.n_counts else torch.zeros(*local.lead, 0, dtype=torch.int64)
-        return kept, {"w": kept.own[..., shared].to(self.travels), "slope": slope, "counts": counts}
+        return kept, {"w": kept.own[..., shared].to(self.travels), "slopes": slopes, "counts": counts}
 
     def learning(self, t: int) -> bool:
         """Whether s is learned in this round."""
@@ -249,21 +269,22 @@ class WholeNetwork(Rounds):
 
     def trained(self, kept: Kept, local: Local, start: Tensor, epochs: int) -> Kept:
         """Steps 1 and 2."""
-        offset, beta = self.offset(local), self.settings.remember
-        u, _ = local.descend(start + offset, local.batches(epochs), self.optimizer)
+        offset, beta, rho = self.offset(local), self.settings.remember, self.settings.rho
+        pull = towards(start + offset, rho) if rho else None
+        u, _ = local.descend(start + offset, local.batches(epochs), self.optimizer, pull)
         now = torch.full_like(kept.last, local.round)
         old = beta ** (now - kept.last)
         moved, heard = old * kept.moved + (u - start - offset), old * kept.heard + start
         return Kept(u - offset, moved, heard, old * kept.weight + 1, now)
 
-    def slope(self, kept: Kept, seen: Local, share: Tensor, shared: Tensor) -> Tensor:
-        """Step 3, (..., B): zero in private blocks, and for a client of which nothing is set aside."""
-        d, mean = kept.moved / kept.weight, kept.heard / kept.weight
+    def slopes(self, kept: Kept, seen: Local, shared: Tensor) -> Tensor:
+        """Step 3, (..., B * 3): zero in private blocks, and for a client of which nothing is set aside."""
+        d, mean = kept.moved / kept.weight, kept.heard / kept.weight + self.offset(seen)
         judged = next(replace(seen, only_aside=True, batch_size=max(seen.sizes)).batches(1))
-        at = seen.gradient(mean + share * d + self.offset(seen), judged)
         able = torch.tensor([len(seen.split(i)[1]) > 0 for i in range(len(seen.clients))]).view(*seen.lead, 1)
-        found = d.new_zeros(*seen.lead, self.n_blocks)
-        return found.index_add_(-1, self.block, at * d * shared * able)
+        counts, none = d * shared * able, d.new_zeros(*seen.lead, self.n_blocks)
+        at = [seen.gradient(mean + x * d, judged) * counts for x in POINTS]
+        return torch.stack([none.index_add(-1, self.block, each) for each in at], -1).flatten(-2)
 
     def gather(self, server: Server, t: int, replies: Replies) -> Server:
         """Steps 5 and 6."""
@@ -273,29 +294,22 @@ class WholeNetwork(Rounds):
         met[list(replies)] = True
         weight = self.settings.remember * server.weight + 1
         server = server._replace(w=w, mean=torch.lerp(server.mean, w, 1 / weight), weight=weight, met=met)
-        return self.learn(server, t, replies) if self.learning(t) else server
+        server = self.learn(server, replies) if self.learning(t) else server
+        done = (t + 1) / self.settings.n_rounds >= self.settings.learn_until and bool(server.rows)
+        return server._replace(private=server.private | (server.share > self.settings.private_at) & done)
 
-    def learn(self, server: Server, t: int, replies: Replies) -> Server:
+    def learn(self, server: Server, replies: Replies) -> Server:
         """Step 6."""
-        how, s = self.settings, server.logit.sigmoid()
-        n = torch.stack([reply["n"] for reply in replies.values()]).to(s.dtype)
-        aside = how.set_aside * n.mean() * len(server.met)
-        slope = mean_by_rows(replies, "slope") * s * (1 - s)
-        apart = (server.logit - server.logit.mean()) / (aside * how.spread**2)
-        logit, memory = self.learner(t).step(server.logit, slope + apart, server.memory)
-        logit = torch.where(server.private, server.logit, logit)
-        going = (logit.sigmoid() > how.private_at) & (not self.learning(t + 1))
-        return server._replace(logit=logit, memory=memory, private=server.private | going)
-
-    def learner(self, t: int) -> Optimizer:
-        """Of s in round t."""
-        how = self.settings
-        left = (how.learn_until - t / how.n_rounds) / max(how.learn_until - how.learn_from, 1e-9)
-        return Optimizer("adam", how.share_lr * left)
+        n = torch.stack([reply["n"] for reply in replies.values()]).to(server.share.dtype)
+        slopes = server.slopes + mean_by_rows(replies, "slopes") * n.sum()
+        rows = server.rows + n.sum()
+        aside = self.settings.set_aside * float(n.mean()) * len(server.met)
+        found = least(aside * (slopes / rows).view(-1, len(POINTS)), self.settings.spread)
+        return server._replace(share=torch.where(server.private, server.share, found), slopes=slopes, rows=rows)
 
     def learned(self, server: Server) -> dict[str, Tensor]:
         """s of every block, 1 where it went private; `names` has their names."""
-        share = torch.where(server.private, 1.0, server.logit.sigmoid())
+        share = torch.where(server.private, 1.0, server.share)
         return {"share": share.expand(len(server.met), -1)}
 
     def mean(self, replies: Replies, counted: Tensor, before: Tensor) -> Tensor:
@@ -323,6 +337,17 @@ class WholeNetwork(Rounds):
         return self.mixed(last, start, share, shared) + self.offset(local)
 
 
+def least(slopes: Tensor, spread: float) -> Tensor:
+    """s, (B,), the least of  Σ_j ∫₀^{s_j} g_j + (s_j - c)² / (2 τ²) + (c - ½)² / (2 σ²),  g_j at `POINTS`, (B, 3)."""
+    x = torch.linspace(0, 1, FINE, dtype=slopes.dtype)
+    # of the parabolas that are 1 at one of the points and 0 at the others
+    integrals = torch.stack([x - 3 / 2 * x**2 + 2 / 3 * x**3, 2 * x**2 - 4 / 3 * x**3, 2 / 3 * x**3 - x**2 / 2])
+    losses = slopes @ integrals
+    found = [(losses + (x - c).square() / (2 * spread**2)).min(1) for c in x]
+    best = torch.stack([at_c.values.sum() for at_c in found]).add((x - 0.5).square() / (2 * AROUND_HALF**2)).argmin()
+    return x[found[best].indices]
+
+
 class FixedShareSettings(WholeNetworkSettings):
     """One s for all blocks."""
 
@@ -342,7 +367,8 @@ class FixedShare(WholeNetwork):
 class OwnFrequenciesSettings(FixedShareSettings):
     """s = 0."""
 
-    NOT_SEARCHED: ClassVar[tuple[str, ...]] = ("share", "final_epochs")
+    NOT_SEARCHED: ClassVar[tuple[str, ...]] = ("rho", "share", "final_epochs")
+    rho: float = Field(0.0, ge=0, description="ρ, the pull to where a client starts")
     by_class: bool = Field(False, description="the last layer averaged by rows of each class; false: by rows")
     half: bool = Field(False, description="models travel in half precision; false: as the network has them")
     share: float = Field(0.0, ge=0, le=1, description="s of all blocks")
