@@ -94,6 +94,36 @@ def test_resume_does_only_what_is_left(here: Path, monkeypatch: pytest.MonkeyPat
     assert [row["value"] for row in again].count(0.125) == 5
 
 
+def test_fits_of_another_run_are_taken_over_if_nothing_behind_them_changed(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask = ("run", "polynomial", *QUICK, "--algorithms", "least-squares,global")
+    assert call(monkeypatch, *ask, "--out", "x") == 0
+    file = here / "x" / "results.json"
+    marked = json.loads(file.read_text())
+    file.write_text(json.dumps(marked | {"rows": [row | {"value": 0.125} for row in marked["rows"]]}))
+    details = json.loads((here / "x" / "details.json").read_text())["details"]
+    capsys.readouterr()
+
+    def values(out: str) -> list[bool]:
+        rows = json.loads((here / out / "results.json").read_text())["rows"]
+        return [row["value"] == 0.125 for row in rows]
+
+    n = len(marked["rows"])
+    assert call(monkeypatch, *ask, "--seeds", "3", "--reuse", "x", "--out", "more") == 0
+    assert "12 of 18 fits taken over." in capsys.readouterr().out
+    assert values("more") == [True] * n + [False] * (n // 2)
+    taken = json.loads((here / "more" / "details.json").read_text())["details"]
+    assert [detail for detail in taken if detail in details] == details
+    assert call(monkeypatch, *ask, "--set", "noise=0.2", "--reuse", "x", "--out", "other") == 0
+    assert "0 of 12 fits taken over." in capsys.readouterr().out
+    assert not any(values("other"))
+    file.write_text(json.dumps(marked | {"versions": {"torch": "1.0"}}))
+    assert call(monkeypatch, *ask, "--reuse", "x", "--out", "old") == 2
+    assert "--reuse: x is of polynomial with torch 1.0, or on other data" in capsys.readouterr().err
+    assert not (here / "old").exists()
+
+
 HEARS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # also in the background of a shell
 PROGRAM = [sys.executable, "-c", f"{HEARS}; from learn2pfed.cli import main; main()"]
 QUIET = os.environ | {"PYTHONWARNINGS": "ignore"}

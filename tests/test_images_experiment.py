@@ -201,6 +201,25 @@ def test_what_cant_be_is_refused_before_anything_runs(folder: str, changes: dict
         ImagesExperiment().tasks(config_of(folder, **changes))
 
 
+def test_a_fit_depends_on_its_own_method_and_setting_alone(folder: str) -> None:
+    def behind(name: str, **changes: Any) -> Any:
+        config = config_of(folder, **{"algorithms": ("fedavg", "ditto")} | changes).model_dump(mode="json")
+        return ImagesExperiment().behind(config, Task("any", TITLES[name], 0))
+
+    for changes in (
+        {"n_seeds": 4},
+        {"clients": (3,)},
+        {"betas": (0.1, 5.0)},
+        {"data": (folder, "cifar10")},
+        {"algorithms": ("fedavg", "ditto", "fedper")},
+        {"own": {"fedavg": {"lr": 0.5}}},
+    ):
+        assert behind("ditto", **changes) == behind("ditto")
+    for changes in ({"own": {"ditto": {"lr": 0.5}}}, {"n_rounds": 3}, {"n_images": 100}, {"first_seed": 1}):
+        assert behind("ditto", **changes) != behind("ditto")
+    assert behind("ditto", algorithms=("ditto",)) != behind("ditto")  # whose fits then say who has which images
+
+
 def test_the_plug_in_starts_at_every_layer_with_either_backbone(folder: str) -> None:
     experiment = StartLayerExperiment()
     small = {"data": (folder,), "betas": (5.0,), "clients": (3,), "n_seeds": 1, "n_rounds": 2}
@@ -230,8 +249,8 @@ def test_what_a_round_asks_of_a_client() -> None:
         for task in experiment.tasks(config)
     }
     assert found["Ditto"]["GFLOP"] == pytest.approx(3 * found["FedAvg"]["GFLOP"])  # one epoch of w, two of v
-    # an epoch on the rest, and a gradient on what is set aside to learn s by
-    assert found["Learn2pFed"]["GFLOP"] == pytest.approx(found["FedAvg"]["GFLOP"])
+    # an epoch on 34, and three gradients on the 6 that are set aside to learn s by
+    assert found["Learn2pFed"]["GFLOP"] == pytest.approx(found["FedAvg"]["GFLOP"] * (34 + 3 * 6) / 40)
     # 40 images, forward and twice that backward but for the first layer's input
     first, second, head = 28 * 28 * 250 * 2, 10 * 10 * 250 * 20 * 2, 5000 * 2
     assert found["FedAvg"]["GFLOP"] == pytest.approx(40 * (2 * first + 3 * (second + head)) / 1e9, rel=1e-6)

@@ -38,7 +38,7 @@ from learn2pfed.models.modules import MODELS
 from learn2pfed.report.docs import update_tables
 from learn2pfed.report.html import write_report
 from learn2pfed.report.tables import Table, mean_std, tables
-from learn2pfed.results.records import Results, Row, versions
+from learn2pfed.results.records import Detail, Results, Row, versions
 from learn2pfed.results.store import RunFolder, begun, read_details, read_results
 from learn2pfed.unrolled.settings import Settings
 
@@ -46,7 +46,8 @@ from learn2pfed.unrolled.settings import Settings
 @app.command(
     epilog="Examples:\n\n  learn2pfed run polynomial\n\n"
     "  learn2pfed run polynomial --seeds 20 --set learn2pfed.n_cells=5\n\n"
-    "  learn2pfed run layers --out runs/depth\n\n  learn2pfed run quality --resume"
+    "  learn2pfed run layers --out runs/depth\n\n  learn2pfed run quality --resume\n\n"
+    "  learn2pfed run images --set own.learn2pfed.lr=0.01 --reuse runs/images"
 )
 def run(
     experiment: Annotated[str, typer.Argument(help=f"One of {', '.join(EXPERIMENTS)}.")],
@@ -70,6 +71,10 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/EXPERIMENT, numbered if taken.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    reuse: Annotated[
+        list[Path] | None,
+        typer.Option(help="Take fits with the same settings from this run, or results file; may be repeated."),
+    ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes at once.")] = os.cpu_count() or 1,
 ) -> None:
     """Run an experiment: a table in the terminal, results.json, figures and report.html."""
@@ -93,10 +98,13 @@ def run(
     file = None if tuned is None else str(tuned)
     tasks, notes = chosen.tasks(config), chosen.notes(config)
     fresh = Results(experiment=experiment, preset=preset, versions=versions(), config=kept, tuned=file, notes=notes)
+    known = [_known(chosen, fresh, tasks, other) for other in reuse or []]
     for note in notes:
         console.print(note, highlight=False, soft_wrap=True)
     with stoppable(f"run {experiment}", path):
         folder = RunFolder.go_on(path, fresh) if old else RunFolder.begin(path, fresh)
+        for rows, details in known:
+            console.print(f"{folder.take(rows, details)} of {len(tasks)} fits taken over.", highlight=False)
         done = folder.results.done()
         try:
             _work(chosen, config, folder, tasks, [task for task in tasks if tuple(task) not in done], jobs)
@@ -109,6 +117,24 @@ def run(
     for table in tables(folder.results):
         console.print(rich_table(table))
     console.print(f"Report: {page}", soft_wrap=True)
+
+
+def _known(chosen: Experiment, fresh: Results, tasks: list[Task], path: Path) -> tuple[list[Row], list[Detail]]:
+    """The fits of another run that would come out the same here."""
+    other = read_results(path)
+    if (other.experiment, other.versions, other.notes) != (fresh.experiment, fresh.versions, fresh.notes):
+        raise Learn2pFedError(
+            f"--reuse: {path} is of {other.experiment} with {_versions(other)}, or on other data; this run is of "
+            f"{fresh.experiment} with {_versions(fresh)}: leave it out."
+        )
+    same = {tuple(task) for task in tasks if chosen.behind(other.config, task) == chosen.behind(fresh.config, task)}
+    rows = [row for row in other.rows if (row.setting, row.algorithm, row.seed) in same]
+    details = [d for d in read_details(path).details if (d.setting, d.algorithm, d.seed) in same]
+    return rows, details
+
+
+def _versions(results: Results) -> str:
+    return ", ".join(f"{name} {version}" for name, version in results.versions.items())
 
 
 def _work(chosen: Experiment, config: Any, folder: RunFolder, tasks: list[Task], todo: list[Task], jobs: int) -> None:

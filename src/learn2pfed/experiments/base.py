@@ -84,6 +84,12 @@ class Experiment(ABC):
     def run(self, config: Any, task: Task) -> Done:
         """Do one fit."""
 
+    def behind(self, config: Mapping[str, Any], task: Task) -> Any:
+        """What of a configuration decides the numbers of a fit: all but how many trials there are, unless it is known
+        better. A fit of another run with the same behind it need not be done again.
+        """
+        return {name: value for name, value in config.items() if name != "n_seeds"}
+
     def introduction(self, settings: Collection[str]) -> str:
         """What the page of a run in these settings says first."""
         return self.about

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple
@@ -245,6 +245,17 @@ class ImagesExperiment(Comparison):
             for name in METHODS
             if name in config.algorithms
         ]
+
+    def behind(self, config: Mapping[str, Any], task: Task) -> Any:
+        """Neither other settings nor other methods; the first method's fits say who has which images."""
+        name = self.name_of(task.algorithm)
+        apart = {"n_seeds", "data", "betas", "clients", "algorithms", "own"}
+        common = {key: value for key, value in config.items() if key not in apart}
+        return (
+            common,
+            config["own"].get(name),
+            next(known for known in METHODS if known in config["algorithms"]) == name,
+        )
 
     def run(self, config: ImagesConfig, task: Task) -> Done:
         """Fit, and judge on the test images."""

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from learn2pfed.algorithms.base import Message, Outcome, Spec, tensors_of
 from learn2pfed.algorithms.rounds import Rounds
+from learn2pfed.algorithms.whole_network import WholeNetwork
 from learn2pfed.data.federated import Samples
 from learn2pfed.engines.messages import size
 from learn2pfed.engines.rounds import home
@@ -41,7 +42,7 @@ class ResourcesConfig(ProtocolConfig):
 
 
 class Client:
-    """One client, as it is before its first round, in the middle of all rounds."""
+    """One client, as it is before its first round, in a round in which s is learned if that is what it does."""
 
     def __init__(self, config: ResourcesConfig, data: str, name: str) -> None:
         network = build(MODELS[data], SHAPES[data], N_CLASSES)
@@ -53,7 +54,8 @@ class Client:
         self.kept = self.algorithm.begin()
         told = self.algorithm.tells(self.algorithm.opening(1), (0,))
         said = told[0][0] if told else {}
-        self.time = config.n_rounds // 2  # Learn2pFed learns s then; to the others all rounds are alike
+        learner = self.algorithm if isinstance(self.algorithm, WholeNetwork) else None
+        self.time = next((t for t in range(config.n_rounds) if learner and learner.learning(t)), 0)
         self.heard: Message = {**said, "round": torch.tensor(self.time)} if said else {}
 
     def work(self) -> tuple[Any, Message]:

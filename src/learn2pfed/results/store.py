@@ -148,6 +148,15 @@ class RunFolder:
             self.details.details = [*kept, detail]
         self.save()
 
+    def take(self, rows: list[Row], details: list[Detail]) -> int:
+        """Keep fits of another run that are not here yet; how many there were."""
+        here = self.results.done()
+        new = [row for row in rows if (row.setting, row.algorithm, row.seed) not in here]
+        self.results.rows.extend(new)
+        self.details.details += [d for d in details if (d.setting, d.algorithm, d.seed) not in here]
+        self.save()
+        return len({(row.setting, row.algorithm, row.seed) for row in new})
+
     def discard_if_empty(self) -> None:
         """Leave nothing behind where nothing was measured, and nothing is under way."""
         under_way = self.partial.is_dir() and any(self.partial.iterdir())
