@@ -125,6 +125,10 @@ SAME: dict[str, tuple[tuple[str, dict[str, Any]], tuple[str, dict[str, Any]]]] =
     "FedProx + FT without epochs is FedProx": (("fedprox-ft", {"ft_epochs": 0}), ("fedprox", {})),
     "FedPer without a head is FedAvg": (("fedper", {"network": with_head(None)}), ("fedavg", {})),
     "Learn2pFed, s = 0, is FedAvg": (("learn2pfed", FIXED | {"share": 0.0, "final_passes": 2}), ("fedavg", {})),
+    "Learn2pFed, s = 0, with ρ is FedProx": (
+        ("learn2pfed", FIXED | {"rho": 0.5, "final_passes": 2}),
+        ("fedprox", {"mu": 0.5}),
+    ),
     "Learn2pFed with a private head is FedPer": (("learn2pfed", FIXED | {"private": ("head",)}), ("fedper", {})),
 }
 
