@@ -27,9 +27,9 @@ client's own, stays. Models travel as numbers of 16 bits (`half`), which halves 
 is far below what batches draw at random.
 
 Corners, without o_i, β, n_ic, rounding and rows set aside, with one last pass and s held fixed: s = 0 is FedProx, and
-with ρ = 0 FedAvg, s = 1 then FedAvg + FT; without the last pass, s = 0 with a private head is FedPer, and all private is
-Local-Only with an optimiser that forgets between rounds. One s between 0 and 1 for all blocks is, like Ditto's λ, one
-number for how far the client follows w.
+with ρ = 0 FedAvg; s = 1 then is FedAvg + FT; without the last pass, s = 0 with a private head is FedPer, all private
+is Local-Only with an optimiser that forgets between rounds. One s between 0 and 1 for all blocks is, like Ditto's λ,
+one number for how far the client follows w.
 """
 
 from __future__ import annotations
