@@ -79,6 +79,14 @@ def test_s_at_one_is_fine_tuning() -> None:
     torch.testing.assert_close(found.models, run_rounds(tuned, clients()).models, rtol=0, atol=1e-12)
 
 
+def test_a_strong_pull_holds_a_client_where_it_starts() -> None:
+    algorithm, data = whole(rho=1e4, optimizer="sgd", lr=1e-4), clients()
+    ((heard, _),) = algorithm.tells(algorithm.opening(4), (0,))
+    kept, _ = algorithm.work(algorithm.begin(), home(algorithm, data, (0,), axis=False), heard)
+    moved = kept.own - algorithm.network.start  # not to be taken for o_i, of which the pull knows
+    assert 0 < moved.abs().max() < 1e-3 < algorithm.offset(home(algorithm, data, (0,), axis=False)).abs().max()
+
+
 def test_without_a_last_pass_a_client_keeps_what_it_remembers() -> None:
     algorithm, data = whole(share=0.5, remember=0.8, final_passes=0, own_frequencies=False), clients()
     seen: list[Any] = []
