@@ -191,6 +191,16 @@ def test_a_client_of_which_nothing_is_set_aside_says_nothing_of_s(axis: bool) ->
     assert found[1].all()
 
 
+def test_private_blocks_have_no_slopes() -> None:
+    algorithm, data = whole(learn_from=0.0, private=("head",)), clients()
+    ((heard, _),) = algorithm.tells(algorithm.opening(4), (0,))
+    _, reply = algorithm.work(algorithm.begin(), home(algorithm, data, (0,), axis=False), heard)
+    slopes = dict(zip(algorithm.names, reply["slopes"].view(-1, 3), strict=True))
+    assert {name: bool(found.any()) for name, found in slopes.items()} == {
+        name: name.startswith("layers") for name in slopes
+    }
+
+
 def share_of_weights(algorithm: WholeNetwork, data: Samples) -> float:
     """Mean s of the weights after the last round; it is in these that the clients differ."""
     s = run_rounds(algorithm, data).insight["share"][0]
@@ -427,5 +437,7 @@ def test_what_is_wrong_is_refused_with_a_reason() -> None:
     assert whole(headless, own_frequencies=False, by_class=False).last_bias is None
     with pytest.raises(Learn2pFedError, match=r"learn_from = 0\.7 and learn_until = 0\.6 leave no round to learn s in"):
         whole(learn_from=0.7)
+    with pytest.raises(Learn2pFedError, match="leave no round to learn s in"):
+        whole(learn_from=0.6)
     with pytest.raises(Learn2pFedError, match="share: input should be less than or equal to 1, got 2"):
         whole(share=2)
