@@ -31,7 +31,7 @@ N_IMAGES = 600
 def folder(tmp_path: Path) -> str:
     """Grey images of 12 x 12 pixels: each class brightens a place of its own."""
     rng = np.random.default_rng(0)
-    labels = np.arange(N_IMAGES) % 10
+    labels = rng.permutation(np.arange(N_IMAGES) % 10)
     pixels = rng.integers(0, 120, (N_IMAGES, 12, 12))
     for c in range(10):
         pixels[labels == c, c : c + 3, 2:10] += 100
@@ -113,6 +113,11 @@ def test_tuning_sees_no_image_of_the_table_and_the_table_trains_on_all_but_the_t
     assert (len(places["table"]), len(places["tuning"])) == (300, N_IMAGES // 10)
     assert len(tuning.judged.y) + len(tuning.train.y) == N_IMAGES // 10
     assert len(table.judged.y) + len(table.train.y) == 300
+    judging = few.model_copy(update={"n_judged": 150})
+    filled = study_of(judging, setting, 7)
+    assert min(filled.judged.sizes) > max(table.judged.sizes)
+    assert np.abs(np.array(filled.judged.sizes) - 50).max() < 10
+    assert study_of(judging, setting, 500, tuning=True).judged.sizes == tuning.judged.sizes
     everything = study_of(config, setting, 7)
     reserved = {part: sum((rows % 10 == 0).sum() for rows in getattr(everything.parts, part)) for part in PARTS}
     assert reserved["train"] + reserved["test"] == N_IMAGES // 10
@@ -134,6 +139,7 @@ def test_step_sizes_are_sought_where_these_networks_have_them(folder: str, monke
     ]
     assert config.own["fedavg"]["lr"] == 2e-3
     monkeypatch.setattr(module, "TUNING_ROUNDS", 1)
+    monkeypatch.setattr(module, "TUNING_CLIENTS", 4)
     assert 0 <= experiment.validate(config_of(folder, betas=(50.0, 90.0), min_size=4), "own.fedavg") <= 1
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from learn2pfed.data import dirichlet
 from learn2pfed.data.dirichlet import RULES, shares, stratified
 from learn2pfed.data.images import Images, load_images
-from learn2pfed.data.partition import PARTS, Partition, partition, samples
+from learn2pfed.data.partition import PARTS, Partition, filled_up, partition, samples
 from learn2pfed.data.sources import FASHION
 from learn2pfed.errors import Learn2pFedError
 
@@ -327,3 +327,29 @@ def test_the_real_images_are_shared_out() -> None:
     made = partition(images.labels, 100, 0.1)
     assert made.counts(images.labels).sum() == 70_000
     assert samples(images, partition(images.labels, 3, 0.1, n_images=500), "test").X.shape[1:] == (1, 28, 28)
+
+
+def test_test_parts_are_filled_up_in_each_clients_own_mix_by_images_that_nobody_has() -> None:
+    among = np.flatnonzero(np.arange(len(LABELS)) % 10)
+    made = partition(LABELS, 3, 0.5, n_images=600, among=among)
+    found = filled_up(LABELS, made, 500, among, seed=4)
+    taken = set(all_rows(made).tolist())
+    counts = made.counts(LABELS).T
+    assert counts.min() < 5 < counts.max()
+    for i, (own, rows) in enumerate(zip(made.test, found, strict=True)):
+        assert np.array_equal(rows[: len(own)], own)
+        new = rows[len(own) :]
+        assert len(np.unique(new)) == len(new) > 200
+        assert not taken & set(new.tolist())
+        assert set(new.tolist()) <= set(among.tolist())
+        wanted = np.minimum(counts[i] / counts[i].sum() * (500 - len(own)), left_of(LABELS, among, taken))
+        assert np.abs(np.bincount(LABELS[new], minlength=10) - wanted).max() <= 1
+    again, other = (filled_up(LABELS, made, 500, among, seed) for seed in (4, 5))
+    assert all(np.array_equal(one, two) for one, two in zip(found, again, strict=True))
+    assert not np.array_equal(found[0], other[0])
+    assert [len(rows) for rows in filled_up(LABELS, made, 1, among, 4)] == [len(rows) for rows in made.test]
+
+
+def left_of(labels: np.ndarray, among: np.ndarray, taken: set[int]) -> np.ndarray:
+    """Images of each class that nobody has."""
+    return np.bincount(labels[np.setdiff1d(among, list(taken))], minlength=10)

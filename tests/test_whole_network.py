@@ -97,36 +97,42 @@ def test_without_a_last_pass_a_client_keeps_what_it_remembers() -> None:
 
 @pytest.mark.parametrize("blocks", ["tensor", "parameter"])
 def test_the_slopes_of_s_are_those_of_the_loss_on_rows_set_aside(blocks: str) -> None:
-    algorithm, data = whole(head_blocks=blocks, set_aside=0.3, n_rounds=5), clients()
+    algorithm, data = whole(head_blocks=blocks, set_aside=0.3, n_rounds=10, learn_from=0.3), clients()
     network, server, kept = algorithm.network, algorithm.opening(4), algorithm.begin()
     assert algorithm.n_blocks == (4 if blocks == "tensor" else 2 + 21)
-    told, made = [], []
-    for t in range(4):
-        told.append(network.start * (1 + t))
-        ((heard, _),) = algorithm.tells(server._replace(w=told[-1]), (1,))
+    told: dict[int, Tensor] = {}
+    beyond: dict[int, Tensor] = {}
+    for t in (0, 1, 3, 5, 6):  # it sits out rounds 2 and 4
+        told[t] = network.start * (1 + t**2)
+        ((heard, _),) = algorithm.tells(server._replace(w=told[t]), (1,))
         local = home(algorithm, data, (1,), axis=False, time=t)
         kept, reply = algorithm.work(kept, local, heard | {"round": torch.tensor(t)})
-        made.append(kept.own)
-        if t not in (1, 2):  # s is not learned yet, or no more
+        if t:
+            before = max(r for r in told if r < t)
+            beyond[t] = kept.own - told[t] - (told[t] - told[before]) / (t - before)
+        if t not in (3, 5):  # s is not learned yet, or no more
             assert not reply["slopes"].any()
+            assert not reply["aside"]
             continue
         seen = replace(local, set_aside=0.3)
         rows = torch.from_numpy(seen.split(0)[1])
         assert 3 <= len(rows) <= 5
-        weight = torch.tensor([0.8 ** (t - r) for r in range(t + 1)], dtype=torch.float64)
-        w, u = ((weight / weight.sum()) @ torch.stack(means) for means in (told, made))
+        assert reply["aside"] == len(rows)
+        weight = torch.tensor([0.8 ** (t - r) for r in beyond], dtype=torch.float64)
+        a = (weight / weight.sum()) @ torch.stack(list(beyond.values()))
         for found, x in zip(reply["slopes"].view(-1, 3).T, (0.0, 0.5, 1.0), strict=True):
             share = torch.full((algorithm.n_blocks,), x, dtype=torch.float64).requires_grad_()
-            scores = network.scores(w + algorithm.offset(seen) + share[algorithm.block] * (u - w), data.X[rows])
-            expected = torch.autograd.grad(CLASSES.losses(scores, data.y[rows]).mean(), share)[0]
-            torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+            scores = network.scores(told[t] + algorithm.offset(seen) + share[algorithm.block] * a, data.X[rows])
+            expected = torch.autograd.grad(CLASSES.losses(scores, data.y[rows]).sum(), share)[0]
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
             assert expected.abs().mean() > 1e-3
 
 
-def reply_of(slopes: Tensor, n: int) -> dict[str, Tensor]:
-    """A client's, of which nothing but the slopes matters."""
-    counts = torch.zeros(0, dtype=torch.int64)
-    return {"w": torch.zeros(51).double(), "slopes": slopes.double().flatten(), "counts": counts, "n": torch.tensor(n)}
+def reply_of(slopes: Tensor, aside: int) -> dict[str, Tensor]:
+    """A client's, of which nothing but the slopes of its rows set aside matters."""
+    none, n = torch.zeros(0, dtype=torch.int64), torch.tensor([aside])
+    w, sums = torch.zeros(51).double(), aside * slopes.double().flatten()
+    return {"w": w, "slopes": sums, "aside": n, "counts": none, "n": torch.tensor(99)}
 
 
 def straight(*roots: float) -> Tensor:
@@ -166,35 +172,52 @@ def test_blocks_are_alike_and_halfway_unless_rows_tell(rows: float) -> None:
 
 
 def test_rows_tell_blocks_apart() -> None:
-    # the least of N (s - root)² + (s - c)² / (2 τ²); N = 0.3 · 20 · 4, τ = 0.25, c near the mean of the roots
-    algorithm = whole(by_class=False, n_rounds=10, spread=0.25, set_aside=0.3)
-    found = algorithm.gather(algorithm.opening(4), 2, {i: reply_of(straight(*ROOTS), n) for i, n in ((0, 30), (1, 10))})
+    # the least of N (s - root)² + (s - c)² / (2 τ²); N = 6 · 4, τ = 0.25, c near the mean of the roots
+    algorithm = whole(by_class=False, n_rounds=10, spread=0.25)
+    found = algorithm.gather(algorithm.opening(4), 2, {i: reply_of(straight(*ROOTS), n) for i, n in ((0, 9), (1, 3))})
     own = 24 / (24 + 1 / (2 * 0.25**2))
     expected = [own * root + (1 - own) * 0.465 for root in ROOTS]
     assert found.share.tolist() == pytest.approx(expected, abs=0.011)
     assert 0.6 < own < 0.8
 
 
+def second_round(algorithm: WholeNetwork, data: Samples, group: tuple[int, ...], axis: bool) -> list[dict[str, Tensor]]:
+    """What these clients, who are told other things in two rounds, send in each."""
+    kept, server = algorithm.begin(), algorithm.opening(len(data))
+    mine = type(kept)(*(tensor.expand(len(group), -1) for tensor in kept)) if axis else kept
+    replies = []
+    for t in range(2):
+        ((heard, _),) = algorithm.tells(server._replace(w=server.w * (1 + t)), group)
+        mine, reply = algorithm.work(mine, home(algorithm, data, group, axis=axis, time=t), heard)
+        replies.append(reply)
+    return replies
+
+
 @pytest.mark.parametrize("axis", [False, True])
-def test_a_client_of_which_nothing_is_set_aside_says_nothing_of_s(axis: bool) -> None:
-    algorithm, data = whole(learn_from=0.0), clients((1, 20))
-    kept = algorithm.begin()
-    ((heard, _),) = algorithm.tells(algorithm.opening(2), (0, 1))
-    slopes = []
-    for group in ((0, 1),) if axis else ((0,), (1,)):
-        local = home(algorithm, data, group, axis=axis)
-        assert not len(replace(local, set_aside=1 / 7).split(0)[1]) or group == (1,)
-        mine = type(kept)(*(tensor.expand(2, -1) for tensor in kept)) if axis else kept
-        slopes.append(algorithm.work(mine, local, heard)[1]["slopes"].view(-1, 12))
-    found = torch.cat(slopes)
-    assert not found[0].any()
-    assert found[1].all()
+def test_a_client_of_which_nothing_is_set_aside_or_in_its_first_round_says_nothing_of_s(axis: bool) -> None:
+    algorithm, data = whole(learn_from=0.0, learn_until=1.0), clients((1, 20))
+    found = [second_round(algorithm, data, group, axis) for group in (((0, 1),) if axis else ((0,), (1,)))]
+    first, second = (torch.cat([replies[t]["slopes"].view(-1, 12) for replies in found]) for t in range(2))
+    aside = torch.cat([replies[1]["aside"].view(-1) for replies in found])
+    assert not first.any()
+    assert not any(replies[0]["aside"].any() for replies in found)
+    assert not second[0].any()
+    assert second[1].all()
+    assert aside.tolist() == [0, 3]
+
+
+def test_who_says_nothing_of_s_does_not_count() -> None:
+    algorithm = whole(by_class=False, n_rounds=10, spread=1e9)
+    silent = {i: reply_of(straight(*ROOTS), 0) for i in (1, 2)}
+    nobody = algorithm.gather(algorithm.opening(4), 2, silent)
+    assert torch.equal(nobody.share, algorithm.opening(4).share)
+    told = algorithm.gather(nobody, 3, {0: reply_of(straight(*ROOTS), 60)} | silent)
+    assert told.share.tolist() == pytest.approx(ROOTS, abs=0.011)
 
 
 def test_private_blocks_have_no_slopes() -> None:
-    algorithm, data = whole(learn_from=0.0, private=("head",)), clients()
-    ((heard, _),) = algorithm.tells(algorithm.opening(4), (0,))
-    _, reply = algorithm.work(algorithm.begin(), home(algorithm, data, (0,), axis=False), heard)
+    algorithm, data = whole(learn_from=0.0, learn_until=1.0, private=("head",)), clients()
+    reply = second_round(algorithm, data, (0,), axis=False)[1]
     slopes = dict(zip(algorithm.names, reply["slopes"].view(-1, 3), strict=True))
     assert {name: bool(found.any()) for name, found in slopes.items()} == {
         name: name.startswith("layers") for name in slopes
@@ -208,7 +231,7 @@ def share_of_weights(algorithm: WholeNetwork, data: Samples) -> float:
 
 
 def test_s_falls_where_clients_are_alike_and_rises_where_they_differ() -> None:
-    how = {"n_rounds": 60, "lr": 0.05, "batch_size": 32, "learn_from": 0.6, "learn_until": 0.8, "private_at": 1.0}
+    how = {"n_rounds": 60, "lr": 0.05, "batch_size": 32, "learn_from": 0.2, "learn_until": 0.4, "private_at": 1.0}
     how |= {"own_frequencies": False}
     alike, apart = (share_of_weights(whole(**how), clients((50,) * 30, shift, noise=2.0)) for shift in (0.0, 3.0))
     assert alike < 0.35 < 0.85 < apart
@@ -299,6 +322,20 @@ def test_own_frequencies_are_added_to_the_last_bias_and_nowhere_else() -> None:
     assert not algorithm_for_numbers().offset(home(algorithm, data, (2,), axis=False)).any()
 
 
+def test_in_training_frequencies_are_made_more_even() -> None:
+    data = Samples.join([("a", torch.ones(4, 4).double(), torch.tensor([0, 0, 0, 1]))])
+    algorithm = whole(smoothing=1e-9, even=0.3, optimizer="sgd", final_passes=0, own_frequencies=True)
+    start, local = algorithm.network.start, home(algorithm, data, (0,), axis=False)
+    e, o = (algorithm.offset(local, even) for even in (0.3, 0.0))
+    expected = [0.7 * 0.75 + 0.1, 0.7 * 0.25 + 0.1, 0.1]
+    assert algorithm.network.unflatten(e)["head.bias"].exp().tolist() == pytest.approx(expected)
+    kept = algorithm.trained(algorithm.begin(), local, start, 1)
+    step = 0.05 * local.gradient(start + e, next(local.batches(1)))
+    torch.testing.assert_close(kept.own, start - step)
+    ((heard, _),) = algorithm.closes(algorithm.opening(1), (0,))
+    torch.testing.assert_close(algorithm.personal(algorithm.begin(), local, heard), start + o)  # predicts as it is
+
+
 def algorithm_for_numbers() -> WholeNetwork:
     return WholeNetwork(WholeNetworkSettings(), build("mlp", (4,), 1).to(torch.float64), Regression())
 
@@ -336,7 +373,7 @@ def test_a_class_is_averaged_over_those_who_have_it() -> None:
     values = torch.tensor([1.0, 2.0]).double()
     counts = torch.tensor([[3, 1, 0], [1, 9, 0]])
     replies = {
-        i: {"w": values[i].expand(51), "slopes": torch.zeros(12), "counts": counts[i], "n": counts[i].sum()}
+        i: reply_of(torch.zeros(12), 0) | {"w": values[i].expand(51), "counts": counts[i], "n": counts[i].sum()}
         for i in range(2)
     }
     found = network.unflatten(algorithm.gather(server, 0, replies).w)

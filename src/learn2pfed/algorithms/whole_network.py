@@ -1,25 +1,29 @@
 """Learn2pFed for whole networks: every tensor learns how far it is the client's own.
 
-Objective:  client i predicts with  v_i = w̄ + o_i + s ∘ d_i,  d_i what training on the client's rows makes of w + o_i;
+Objective:  client i predicts with  v_i = w̄ + o_i + s ∘ d_i,  d_i what training on the client's rows makes of w;
 s, one number in [0, 1] for each block of parameters, minimises the loss of the v_i on rows that nobody trained on.
 
 In the cell's terms s = η / (Λ + η): 0 follows the others, 1 is the client's own. o_i needs no learning: log class
-frequencies of the client's rows, added to the last bias, so that what is shared need not know who has which classes.
+frequencies f_i of the client's rows, added to the last bias, so that what is shared need not know who has which
+classes. In training it is  e_i = log((1 - ε) f_i + ε / C):  with f_i itself a client of one class has nothing to learn,
+since it is told the answer.
 
 Update:
-1. client: u_i by E epochs from w + o_i on  F_i(u) + (ρ/2) ‖u - w - o_i‖²,  F_i over all rows but a part that is set
+1. client: u_i by E epochs from w + e_i on  F_i(u) + (ρ/2) ‖u - w - e_i‖²,  F_i over all rows but a part that is set
    aside until s is learned; blocks that went private start where the client left them.
-2. client: d_i, the mean of its u_i - w - o_i, a round counting β times as much as the next (`remember`), also those
+2. client: d_i, the mean of its u_i - w - e_i, a round counting β times as much as the next (`remember`), also those
    that it sat out;  w̄ likewise of the w that it was told.
-3. client: g_ij(x) = ⟨∇F_i(w̄ + o_i + x d_i)_j, d_ij⟩ for each block j and x = 0, ½, 1, F_i over the rows set aside: the
-   slope of s_j where all blocks are at x.
-4. client sends u_i - o_i in the blocks that are shared, g_i, n_i and n_ic, its rows of each class.
-5. server: w = Σ n_i (u_i - o_i) / Σ n_i, in the last layer's row of class c with n_ic for n_i (`by_class`): there a
+3. client, until s is learned: a_i, the same mean of  u_i - w - e_i - (w - w') / (t - t'),  w' what it was told in its
+   round t' before: what d_i has beyond what all move in a round. While w is far from done, that is most of d_i.
+4. client: g_ij(x) = ⟨∇F_i(w + o_i + x a_i)_j, a_ij⟩ for each block j and x = 0, ½, 1, F_i the sum over the N_i rows
+   set aside: the slope of s_j where all blocks are at x.
+5. client sends u_i - e_i in the blocks that are shared, g_i, N_i, n_i and n_ic, its rows of each class.
+6. server: w = Σ n_i (u_i - e_i) / Σ n_i, in the last layer's row of class c with n_ic for n_i (`by_class`): there a
    client without that class has learned nothing, and would only hold the others back;  w̄ over its rounds, as above.
-6. server: s_j, and c, the least of  N Σ_j ∫₀^{s_j} g_j(x) dx + Σ_j (s_j - c)² / (2 τ²) + (c - ½)² / (2 σ²),  g_j the
-   mean by rows of all g_ij so far, a parabola through its three points, N the rows set aside by all: without rows to
-   tell, blocks are alike (τ, the `spread`) and halfway (σ = 0.2). When s is learned, blocks whose s is above
-   `private_at` go private: neither sent nor averaged.
+7. server: s_j, and c, the least of  N Σ_j ∫₀^{s_j} g_j(x) dx + Σ_j (s_j - c)² / (2 τ²) + (c - ½)² / (2 σ²),  g_j the
+   sum of all g_ij so far by that of their N_i, a parabola through its three points, N the rows set aside by all:
+   without rows to tell, blocks are alike (τ, the `spread`) and halfway (σ = 0.2). When s is learned, blocks whose s is
+   above `private_at` go private: neither sent nor averaged.
 
 At the end the server tells w̄ instead of w, and every client takes steps 1 and 2 a few times more from there, on all its
 rows in other orders (`final_passes`). So what one round or one order draws at random goes, and what is common, or the
@@ -43,7 +47,7 @@ from torch import Tensor
 
 from learn2pfed.algorithms.base import Message, Replies, Spec, Specs
 from learn2pfed.algorithms.local import Local, LocalSettings, towards
-from learn2pfed.algorithms.rounds import Home, Rounds, Told, mean_by_rows
+from learn2pfed.algorithms.rounds import Home, Rounds, Told
 from learn2pfed.algorithms.settings import RoundSettings
 from learn2pfed.errors import Learn2pFedError, MessageError
 from learn2pfed.models.network import Network
@@ -65,15 +69,16 @@ class WholeNetworkSettings(LocalSettings):
 
     rho: Annotated[float, Span(1e-3, 1.0)] = Field(0.03, ge=0, description="ρ, the pull to where a client starts")
     own_frequencies: bool = Field(True, description="o_i; false: nothing is added")
+    even: float = Field(0.1, ge=0, lt=1, description="ε, how even the frequencies are made in training")
     smoothing: float = Field(0.1, gt=0, description="of the frequencies, in rows a class")
     by_class: bool = Field(True, description="the last layer averaged by rows of each class; false: by rows")
     half: bool = Field(True, description="models travel in half precision; false: as the network has them")
     set_aside: float = Field(
         1 / 7, ge=0, le=0.5, description="share of a client's rows that is set aside; 0: s stays as it is"
     )
-    learn_from: float = Field(0.6, ge=0, le=1, description="share of the rounds before s is learned")
+    learn_from: float = Field(0.2, ge=0, le=1, description="share of the rounds before s is learned")
     learn_until: float = Field(
-        0.8, ge=0, le=1, description="share of the rounds after which it is learned, and nothing set aside any more"
+        0.4, ge=0, le=1, description="share of the rounds after which it is learned, and nothing set aside any more"
     )
     share: Annotated[float | None, Field(ge=0, le=1)] = Field(None, description="s of all blocks, fixed; none: learned")
     spread: float = Field(0.1, gt=0, description="τ, how far apart the blocks are in s before rows tell")
@@ -97,13 +102,16 @@ class WholeNetworkSettings(LocalSettings):
 
 
 class Kept(NamedTuple):
-    """What a client keeps; both sums have the same weights."""
+    """What a client keeps."""
 
-    own: Tensor  # (P,), its last u_i - o_i
-    moved: Tensor  # (P,), Σ of u_i - w - o_i, weighted
-    heard: Tensor  # (P,), Σ of w, weighted
-    weight: Tensor  # (1,), of these sums
+    own: Tensor  # (P,), its last u_i - e_i
+    moved: Tensor  # (P,), Σ of u_i - w - e_i, weighted
+    heard: Tensor  # (P,), Σ of w, weighted alike
+    weight: Tensor  # (1,), of these two sums
     last: Tensor  # (1,), the round of their last terms
+    told: Tensor  # (P,), the last w
+    apart: Tensor  # (P,), Σ behind a_i, weighted alike
+    apart_weight: Tensor  # (1,), of this sum, which has no term of the client's first round
 
 
 class Server(NamedTuple):
@@ -113,8 +121,8 @@ class Server(NamedTuple):
     w: Tensor  # (P,); private blocks as they were when they went
     weight: Tensor  # (1,), of all rounds in w̄
     share: Tensor  # (B,), s
-    slopes: Tensor  # (B * 3,), Σ n_i g_ij at all points
-    rows: Tensor  # (1,), Σ n_i of these
+    slopes: Tensor  # (B * 3,), Σ g_ij at all points
+    rows: Tensor  # (1,), Σ N_i of these
     private: Tensor  # (B,), bool
     met: Tensor  # (M,), bool: who has answered, and so has a model of its own
 
@@ -181,12 +189,13 @@ class WholeNetwork(Rounds):
         counts = torch.stack([torch.bincount(y, minlength=self.task.n_outputs) for y in rows])
         return counts if local.axis else counts[0]
 
-    def offset(self, local: Local) -> Tensor:
-        """o_i, (..., P)."""
+    def offset(self, local: Local, even: float = 0.0) -> Tensor:
+        """o_i, (..., P); with `even` e_i."""
         if self.last_bias is None or not self.settings.own_frequencies:
             return self.network.start.new_zeros(*local.lead, self.network.n_parameters)
         smooth = self.counts(local).to(self.network.start.dtype) + self.settings.smoothing
-        return self.network.flatten({self.last_bias: (smooth / smooth.sum(-1, keepdim=True)).log()})
+        frequencies = smooth / smooth.sum(-1, keepdim=True)
+        return self.network.flatten({self.last_bias: ((1 - even) * frequencies + even / smooth.shape[-1]).log()})
 
     # what travels
 
@@ -194,7 +203,7 @@ class WholeNetwork(Rounds):
         """The common start."""
         start = self.network.start
         none, zero = torch.zeros_like(start), start.new_zeros(1)
-        return Kept(start, none, none, zero, zero)
+        return Kept(start, none, none, zero, zero, start, none, zero)
 
     def opening(self, n_clients: int) -> Server:
         """s = ¼, or as it is fixed."""
@@ -227,14 +236,15 @@ class WholeNetwork(Rounds):
         return specs | {"w": specs["w"]._replace(or_shorter=True)}
 
     def sends(self, server: Server) -> Specs:
-        """u_i - o_i in the blocks that are shared, the slopes of s, and the rows of each class."""
+        """u_i - e_i in the blocks that are shared, the slopes of s and their rows, and the rows of each class."""
         w = Spec((int((~server.private[self.block]).sum()),), self.travels)
-        return {"w": w, "slopes": self.vector(self.n_slopes), "counts": Spec((self.n_counts,), torch.int64)}
+        counts = Spec((self.n_counts,), torch.int64)
+        return {"w": w, "slopes": self.vector(self.n_slopes), "aside": Spec((1,), torch.int64), "counts": counts}
 
     # what is done
 
     def common(self, kept: Kept, local: Local, heard: Message) -> tuple[Tensor, Tensor, Tensor]:
-        """Where the client starts, without o_i; s of every parameter, 1 in private blocks; which parameters are shared.
+        """Where the client starts, without e_i; s of every parameter, 1 in private blocks; which parameters are shared.
 
         Whoever is told all of w has no model of its own yet and starts from it in private blocks too.
         """
@@ -251,16 +261,20 @@ class WholeNetwork(Rounds):
         return start, share, shared
 
     def work(self, kept: Kept, local: Local, heard: Message) -> tuple[Kept, Message]:
-        """Steps 1 to 4."""
+        """Steps 1 to 5."""
         how, t = self.settings, local.round / self.settings.n_rounds
         start, _, shared = self.common(kept, local, heard)
-        seen = replace(local, set_aside=how.set_aside) if self.learns and t < how.learn_until else local
-        kept = self.trained(kept, seen, start, how.epochs)
-        slopes = start.new_zeros(*local.lead, self.n_slopes)
+        until_learned = self.learns and t < how.learn_until
+        seen = replace(local, set_aside=how.set_aside) if until_learned else local
+        after = self.trained(kept, seen, start, how.epochs)
+        slopes, aside = start.new_zeros(*local.lead, self.n_slopes), torch.zeros(*local.lead, 1, dtype=torch.int64)
+        if until_learned:
+            after = self.set_apart(kept, after, start)
         if self.learning(local.round):
-            slopes = self.slopes(kept, seen, shared)
+            slopes, aside = self.slopes(after, seen, shared)
         counts = self.counts(seen) if self.n_counts else torch.zeros(*local.lead, 0, dtype=torch.int64)
-        return kept, {"w": kept.own[..., shared].to(self.travels), "slopes": slopes, "counts": counts}
+        w = after.own[..., shared].to(self.travels)
+        return after, {"w": w, "slopes": slopes, "aside": aside, "counts": counts}
 
     def learning(self, t: int) -> bool:
         """Whether s is learned in this round."""
@@ -269,25 +283,35 @@ class WholeNetwork(Rounds):
 
     def trained(self, kept: Kept, local: Local, start: Tensor, epochs: int) -> Kept:
         """Steps 1 and 2."""
-        offset, beta, rho = self.offset(local), self.settings.remember, self.settings.rho
+        offset, beta, rho = self.offset(local, self.settings.even), self.settings.remember, self.settings.rho
         pull = towards(start + offset, rho) if rho else None
         u, _ = local.descend(start + offset, local.batches(epochs), self.optimizer, pull)
         now = torch.full_like(kept.last, local.round)
         old = beta ** (now - kept.last)
         moved, heard = old * kept.moved + (u - start - offset), old * kept.heard + start
-        return Kept(u - offset, moved, heard, old * kept.weight + 1, now)
+        return kept._replace(own=u - offset, moved=moved, heard=heard, weight=old * kept.weight + 1, last=now)
 
-    def slopes(self, kept: Kept, seen: Local, shared: Tensor) -> Tensor:
-        """Step 3, (..., B * 3): zero in private blocks, and for a client of which nothing is set aside."""
-        d, mean = kept.moved / kept.weight, kept.heard / kept.weight + self.offset(seen)
+    def set_apart(self, before: Kept, kept: Kept, start: Tensor) -> Kept:
+        """Step 3."""
+        rounds, met = kept.last - before.last, before.weight > 0
+        own = torch.where(met, kept.own - start - (start - before.told) / rounds, 0.0)
+        old = self.settings.remember**rounds
+        weight = old * before.apart_weight + met.to(old.dtype)
+        return kept._replace(told=start.clone(), apart=old * before.apart + own, apart_weight=weight)
+
+    def slopes(self, kept: Kept, seen: Local, shared: Tensor) -> tuple[Tensor, Tensor]:
+        """Step 4, (..., B * 3), zero in private blocks, and N_i, (..., 1): none for a client in its first round."""
+        met = kept.apart_weight > 0
+        a, w = kept.apart / kept.apart_weight.where(met, 1.0), kept.told + self.offset(seen)
         judged = next(replace(seen, only_aside=True, batch_size=max(seen.sizes)).batches(1))
-        able = torch.tensor([len(seen.split(i)[1]) > 0 for i in range(len(seen.clients))]).view(*seen.lead, 1)
-        counts, none = d * shared * able, d.new_zeros(*seen.lead, self.n_blocks)
-        at = [seen.gradient(mean + x * d, judged) * counts for x in POINTS]
-        return torch.stack([none.index_add(-1, self.block, each) for each in at], -1).flatten(-2)
+        sizes = torch.tensor([len(seen.split(i)[1]) for i in range(len(seen.clients))]).view(*seen.lead, 1)
+        n = torch.where(met, sizes, 0)
+        counts, none = a * shared * n, a.new_zeros(*seen.lead, self.n_blocks)
+        at = [seen.gradient(w + x * a, judged) * counts for x in POINTS]
+        return torch.stack([none.index_add(-1, self.block, each) for each in at], -1).flatten(-2), n
 
     def gather(self, server: Server, t: int, replies: Replies) -> Server:
-        """Steps 5 and 6."""
+        """Steps 6 and 7."""
         w, met = server.w.clone(), server.met.clone()
         shared = ~server.private[self.block]
         w[shared] = self.mean(replies, self.counted[shared], w[shared])
@@ -299,12 +323,14 @@ class WholeNetwork(Rounds):
         return server._replace(private=server.private | (server.share > self.settings.private_at) & done)
 
     def learn(self, server: Server, replies: Replies) -> Server:
-        """Step 6."""
-        n = torch.stack([reply["n"] for reply in replies.values()]).to(server.share.dtype)
-        slopes = server.slopes + mean_by_rows(replies, "slopes") * n.sum()
-        rows = server.rows + n.sum()
-        aside = self.settings.set_aside * float(n.mean()) * len(server.met)
-        found = least(aside * (slopes / rows).view(-1, len(POINTS)), self.settings.spread)
+        """Step 7."""
+        aside = torch.stack([reply["aside"] for reply in replies.values()]).to(server.share.dtype)
+        slopes = server.slopes + torch.stack([reply["slopes"] for reply in replies.values()]).sum(0)
+        rows = server.rows + aside.sum()
+        if not rows:
+            return server
+        by_all = float(aside.mean()) * len(server.met)
+        found = least(by_all * (slopes / rows).view(-1, len(POINTS)), self.settings.spread)
         return server._replace(share=torch.where(server.private, server.share, found), slopes=slopes, rows=rows)
 
     def learned(self, server: Server) -> dict[str, Tensor]:
@@ -369,6 +395,7 @@ class OwnFrequenciesSettings(FixedShareSettings):
 
     NOT_SEARCHED: ClassVar[tuple[str, ...]] = ("rho", "share", "final_epochs")
     rho: float = Field(0.0, ge=0, description="ρ, the pull to where a client starts")
+    even: float = Field(0.0, ge=0, lt=1, description="ε, how even the frequencies are made in training")
     by_class: bool = Field(False, description="the last layer averaged by rows of each class; false: by rows")
     half: bool = Field(False, description="models travel in half precision; false: as the network has them")
     share: float = Field(0.0, ge=0, le=1, description="s of all blocks")

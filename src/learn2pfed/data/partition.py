@@ -10,7 +10,7 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ VALIDATION_SHARE = 0.15
 FEWEST = 4
 """Images that can be parted, by every rule."""
 
-CHOOSING, SHARING, SHUFFLING, TESTING, VALIDATING = range(11, 16)
+CHOOSING, SHARING, SHUFFLING, TESTING, VALIDATING, FILLING = range(11, 17)
 """Purposes, which keep draws apart."""
 
 
@@ -240,8 +240,30 @@ def samples(images: Images, partition: Partition, part: str) -> Samples:
     partition.check(len(images))
     if part == "validation" and not partition.validates:
         raise Learn2pFedError("the partition has no validation part: make one by with_validation.")
-    lists: tuple[Indices, ...] = getattr(partition, part)
+    return samples_of(images, getattr(partition, part))
+
+
+def samples_of(images: Images, lists: Sequence[Indices]) -> Samples:
+    """Each client's images, by their places."""
     rows = np.concatenate(lists)
     X = torch.from_numpy(images.pixels[rows]).float().div_(127.5).sub_(1)
     names = tuple(f"client {i}" for i in range(len(lists)))
     return Samples(names, X, torch.from_numpy(images.labels[rows]), tuple(len(each) for each in lists))
+
+
+def filled_up(labels: NDArray[Any], partition: Partition, size: int, among: Indices, seed: int) -> list[Indices]:
+    """Test parts of about so many images each: a client's own, and images of `among` that nobody has, in its mix.
+
+    Several clients may get the same image. A class gives no more than it has.
+    """
+    owned = np.concatenate([rows for _, rows in partition.lists()])
+    unowned = np.setdiff1d(among, owned)
+    pools = [unowned[labels[unowned] == c] for c in range(int(labels.max()) + 1)]
+    found = []
+    for i, (own, counts) in enumerate(zip(partition.test, partition.counts(labels).T, strict=True)):
+        rng = default_rng([seed, i, FILLING])
+        wanted = counts / counts.sum() * max(0, size - len(own))
+        rounded = np.floor(wanted + rng.random(len(wanted))).astype(np.int64)
+        more = [rng.permutation(pool)[:n] for pool, n in zip(pools, rounded, strict=True)]
+        found.append(np.concatenate([own, *more]))
+    return found

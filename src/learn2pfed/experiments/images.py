@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field
 from torch import nn
 
@@ -17,7 +18,7 @@ from learn2pfed.algorithms.rounds import Rounds
 from learn2pfed.algorithms.whole_network import WholeNetwork
 from learn2pfed.data.federated import Samples
 from learn2pfed.data.images import SOURCES, Images, load_images
-from learn2pfed.data.partition import Partition, partition, samples
+from learn2pfed.data.partition import Partition, filled_up, partition, samples, samples_of
 from learn2pfed.engines.rounds import Simulator, marks_of
 from learn2pfed.errors import Learn2pFedError
 from learn2pfed.experiments.base import Column, Done, Task, Trials, by_setting_and_metric, over_clients, rows_of
@@ -67,6 +68,9 @@ FOR_TUNING = 10
 LAST_PASS = Choice((0, 1, 2, 5))
 """Epochs of a last pass at home, for every method that keeps something there and has no search of its own for it."""
 
+QUICK = {"n_rounds": 25, "some_rounds": 100, "n_images": 6_000, "min_size": 5, "n_judged": 20_000}
+"""Of this and of `start-layer`."""
+
 POINTS = 6
 """Rounds after which the first trial is looked at."""
 
@@ -88,6 +92,12 @@ class SharedOut(Trials, ProtocolConfig):
         40, ge=4, description="fewest images of a client, by the rule dirichlet; others have their own"
     )
     n_images: int | None = Field(None, ge=1, description="images in all, drawn with the trial's seed; none: all")
+    n_judged: int | None = Field(
+        None,
+        ge=1,
+        description="test images in all: each client's own, filled up by others that nobody has, in its own mix of "
+        "classes; none: its own alone",
+    )
     model: str | None = Field(None, description="learn2pfed list models, or package.module:function; none: the paper's")
     engine: Literal["simulation", "plain"] = Field("simulation", description="in memory, or through encoded messages")
     n_seeds: int = Field(3, ge=1, description="trials (--seeds)")
@@ -147,14 +157,21 @@ def study_of(config: SharedOut, setting: Setting, seed: int, tuning: bool = Fals
     parts = parts_of(config, setting, seed, tuning).without_validation()
     clean = parts if tuning else replace(parts, test=tuple(rows[rows % FOR_TUNING > 0] for rows in parts.test))
     train, judged = samples(images, parts, "train"), samples(images, clean, "test")
+    if config.n_judged is not None and not tuning:
+        each = config.n_judged // setting.n_clients
+        judged = samples_of(images, filled_up(images.labels, clean, each, for_table(images.labels), seed))
     return Study(images, parts, train, judged, min(1.0, config.n_joining / setting.n_clients))
+
+
+def for_table(labels: NDArray[np.int64], tuning: bool = False) -> NDArray[np.int64]:
+    """Places of the images that are not for tuning, or of those that are."""
+    return np.flatnonzero((np.arange(len(labels)) % FOR_TUNING == 0) == tuning)
 
 
 def parts_of(config: SharedOut, setting: Setting, seed: int, tuning: bool = False) -> Partition:
     """By the rule of the configuration."""
     labels = _images(setting.data).labels
-    places = np.arange(len(labels))
-    among = places if config.n_images is None and not tuning else places[(places % FOR_TUNING == 0) == tuning]
+    among = np.arange(len(labels)) if config.n_images is None and not tuning else for_table(labels, tuning)
     n_images = config.n_images
     if n_images is not None and tuning:
         n_images = min(n_images, len(among))
@@ -201,10 +218,12 @@ class ImagesExperiment(Comparison):
     about = (
         "Images shared out among clients so that each has classes of its own mix (Dirichlet: class by class, shares "
         "drawn for the clients), a fifth of each client's images kept for testing, class by class (the rules of two "
-        "libraries, pfllib and fl-bench, have their own tests). Networks are the paper's unless `model` says "
-        "otherwise. With ten clients all take part in a round; with a hundred, ten. Accuracy is each client's own "
-        "model's on its own test images after the last round, all clients. Learn2pFed sets some training images aside "
-        "to learn by, until it has learned how far to share, and then trains on all."
+        "libraries, pfllib and fl-bench, have their own tests). Where not all images are shared out, a client's test "
+        "images are filled up by others in its own mix of classes, so that chance has less to say (`n_judged`). "
+        "Networks are the paper's unless `model` says otherwise. With ten clients all take part in a round; with a "
+        "hundred, ten. Accuracy is each client's own model's on its own test images after the last round, all clients. "
+        "Learn2pFed sets some training images aside to learn by, until it has learned how far to share, and then "
+        "trains on all."
     )
     config_class = ImagesConfig
     titles = TITLES
@@ -216,7 +235,7 @@ class ImagesExperiment(Comparison):
         "same in all columns. Every method had the same number of trials; Learn2pFed was developed on the same images."
     )
     presets = {  # noqa: RUF012
-        "quick": {"n_rounds": 25, "some_rounds": 100, "n_images": 6_000, "min_size": 5},
+        "quick": QUICK,
         "all-images": {
             "data": ("cifar10",),
             "betas": (0.5,),

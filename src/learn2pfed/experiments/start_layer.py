@@ -15,6 +15,7 @@ from learn2pfed.experiments.base import Column, Done, Experiment, Task, rows_of
 from learn2pfed.experiments.comparing import OwnSettings, every_method, fit, looks
 from learn2pfed.experiments.images import (
     POINTS,
+    QUICK,
     START,
     SharedOut,
     Study,
@@ -68,7 +69,7 @@ class StartLayerExperiment(Experiment):
     tuned_as = "images"
     tuning = "Settings of the plug-in are those of `learn2pfed run images`."
     presets = {  # noqa: RUF012
-        "quick": {"n_rounds": 25, "some_rounds": 100, "n_images": 6_000, "min_size": 5},
+        "quick": QUICK,
         "paper": {"n_rounds": 500},
     }
 
