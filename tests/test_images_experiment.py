@@ -117,7 +117,10 @@ def test_tuning_sees_no_image_of_the_table_and_the_table_trains_on_all_but_the_t
     filled = study_of(judging, setting, 7)
     assert min(filled.judged.sizes) > max(table.judged.sizes)
     assert np.abs(np.array(filled.judged.sizes) - 50).max() < 10
-    assert study_of(judging, setting, 500, tuning=True).judged.sizes == tuning.judged.sizes
+    again = study_of(judging.model_copy(update={"n_images": 40}), setting, 500, tuning=True)
+    for_tuning = {image.numpy().tobytes() for part in (tuning.train, tuning.judged) for image in part.X}
+    assert 8 < len(again.judged.y) <= 8 + 3 * 20
+    assert {image.numpy().tobytes() for image in again.judged.X} <= for_tuning
     everything = study_of(config, setting, 7)
     reserved = {part: sum((rows % 10 == 0).sum() for rows in getattr(everything.parts, part)) for part in PARTS}
     assert reserved["train"] + reserved["test"] == N_IMAGES // 10
@@ -140,7 +143,18 @@ def test_step_sizes_are_sought_where_these_networks_have_them(folder: str, monke
     assert config.own["fedavg"]["lr"] == 2e-3
     monkeypatch.setattr(module, "TUNING_ROUNDS", 1)
     monkeypatch.setattr(module, "TUNING_CLIENTS", 4)
-    assert 0 <= experiment.validate(config_of(folder, betas=(50.0, 90.0), min_size=4), "own.fedavg") <= 1
+    seen: list[Any] = []
+    study = module.study_of
+    monkeypatch.setattr(module, "study_of", lambda *of, **how: seen.append(of) or study(*of, **how))
+    two = config_of(folder, data=(folder, folder), betas=(50.0, 90.0), min_size=4, n_judged=7)
+    assert 0 <= experiment.validate(two, "own.fedavg") <= 1
+    assert 0 <= experiment.validate_again(two, "own.fedavg") <= 1
+    assert [(setting.beta, seed, small.n_judged) for small, setting, seed in seen] == [
+        (50.0, 500, None),
+        (90.0, 500, None),
+        (90.0, 501, 3000),
+        (50.0, 501, 3000),
+    ]
 
 
 @pytest.mark.parametrize("name", ["images", "start-layer"])

@@ -64,6 +64,38 @@ def test_more_trials_go_on_where_fewer_stopped(monkeypatch: pytest.MonkeyPatch) 
     assert tune("polynomial", config.model_dump(), 1, search._replace(known=(other,))).trials == many.trials[:1]
 
 
+def test_the_best_few_are_tried_again_and_the_smallest_mean_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = find("polynomial")
+    config = configure(experiment, "quick", {"n_rounds": 2, "settings": [1], "algorithms": "fedavg"})
+    search = next(found for found in searches(experiment, config) if found.method == "mlp.fedavg")
+    once = tune("polynomial", config.model_dump(), 6, search)
+    assert all(trial.again is None for trial in once.trials)
+    assert once.complete(6, 0)
+    assert not once.complete(6, 3)
+    assert not once.complete(7, 0)
+    ranked = sorted(once.trials, key=lambda trial: trial.error or 0.0)
+    run: list[float] = []
+
+    def again(self: PolynomialExperiment, config: PolynomialConfig, key: str) -> float:
+        run.append(config.mlp["fedavg"]["lr"])
+        if len(run) == 2:
+            raise DivergenceError("the second of three")
+        return 1e3 if run[-1] == ranked[0].values["lr"] else 0.0
+
+    monkeypatch.setattr(PolynomialExperiment, "finalists", 3)
+    monkeypatch.setattr(PolynomialExperiment, "validate_again", again)
+    twice = tune("polynomial", config.model_dump(), 6, search._replace(known=tuple(once.trials)))
+    assert run == [trial.values["lr"] for trial in ranked[:3]]
+    assert [trial.error for trial in twice.trials] == [trial.error for trial in once.trials]
+    assert twice.best is not None
+    assert twice.best.values == ranked[2].values
+    assert twice.best.mean == (twice.best.error or 0.0) / 2
+    assert not twice.complete(6, 3)
+    assert twice.complete(6, 1)
+    assert tune("polynomial", config.model_dump(), 6, search._replace(known=tuple(twice.trials))).complete(6, 3)
+    assert run[3:] == [ranked[1].values["lr"]]  # what was tried again is not tried a third time
+
+
 def test_trials_that_diverge_are_kept_and_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[float] = []
 

@@ -14,7 +14,7 @@ Update:
 2. client: d_i, the mean of its u_i - w - e_i, a round counting β times as much as the next (`remember`), also those
    that it sat out;  w̄ likewise of the w that it was told.
 3. client, until s is learned: a_i, the same mean of  u_i - w - e_i - (w - w') / (t - t'),  w' what it was told in its
-   round t' before: what d_i has beyond what all move in a round. While w is far from done, that is most of d_i.
+   round t' before: what d_i has beyond the step that all take in a round, which is most of it while w is far from done.
 4. client: g_ij(x) = ⟨∇F_i(w + o_i + x a_i)_j, a_ij⟩ for each block j and x = 0, ½, 1, F_i the sum over the N_i rows
    set aside: the slope of s_j where all blocks are at x.
 5. client sends u_i - e_i in the blocks that are shared, g_i, N_i, n_i and n_ic, its rows of each class.

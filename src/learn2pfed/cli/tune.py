@@ -66,11 +66,11 @@ def tune_(
             raise Learn2pFedError(f"{folder} holds a tuning with other settings: repeat those or choose another --out.")
     chosen.tasks(config)  # refuses what it does not know
     wanted = searches(chosen, config)
-    known = {tuned.method: tuple(tuned.trials) for tuned in tunings.tuned}
+    known = {tuned.method: tuned for tuned in tunings.tuned}
     todo = [
-        search._replace(known=known.get(search.method, ()))
+        search._replace(known=tuple(known[search.method].trials) if search.method in known else ())
         for search in wanted
-        if len(known.get(search.method, ())) < tunings.n_trials
+        if search.method not in known or not known[search.method].complete(tunings.n_trials, chosen.finalists)
     ]
     with stoppable(f"tune {experiment}", folder), progress_bar() as bar:
         _write(file, tunings)
@@ -92,7 +92,7 @@ def tune_(
 
 
 def _write(file: Path, tunings: Tunings) -> None:
-    write_whole(file, tunings.model_dump_json(indent=1) + "\n")
+    write_whole(file, tunings.model_dump_json(indent=1, exclude_defaults=True) + "\n")
 
 
 def _read(file: Path) -> Tunings:
@@ -110,8 +110,8 @@ def _values(tuned: Tuned) -> str:
 def _table(tunings: Tunings, measure: str) -> Table:
     body = []
     for tuned in tunings.tuned:
-        first, best = tuned.trials[0].error, tuned.best.error if tuned.best else None
+        first, best = tuned.trials[0].error, tuned.best.mean if tuned.best else None
         shown = ["diverged" if error is None else number(error) for error in (first, best)]
         body.append((tuned.method, str(len(tuned.trials)), *shown, _values(tuned)))
-    head = ("method", "trials", "with defaults", "smallest", "values")
+    head = ("method", "trials", "with defaults", "of the best", "values")
     return Table(f"{tunings.experiment}, {tunings.preset}: {measure}; smaller is better", head, tuple(body))

@@ -68,6 +68,7 @@ class Experiment(ABC):
     config_class: ClassVar[type[Config]]
     presets: ClassVar[dict[str, dict[str, Any]]]
     validation: ClassVar[str] = "error on validation data"  # what `validate` gives, in words
+    finalists: ClassVar[int] = 0  # so many of the best trials are tried by `validate_again` too
     costs_by_setting: ClassVar[bool] = False  # whether a fit costs far more in some settings than in others
     tuned_as: ClassVar[str] = ""  # the experiment whose tuned values it takes, where it has none of its own
     tuning: ClassVar[str] = "Settings were tuned on validation data, with as many trials for every method."
@@ -113,6 +114,10 @@ class Experiment(ABC):
     def validate(self, config: Any, key: str) -> float:
         """How well one of the tunable methods does on validation data with this configuration; smaller is better."""
         raise Learn2pFedError(f"{self.name} has nothing to tune.")
+
+    def validate_again(self, config: Any, key: str) -> float:
+        """The same on other validation data, for the few trials that were best."""
+        raise Learn2pFedError(f"{self.name} tries nothing again.")
 
     @abstractmethod
     def rank(self, algorithm: str) -> float:

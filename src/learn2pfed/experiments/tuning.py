@@ -1,7 +1,12 @@
-"""Tuning on validation data: the same number of trials for every method, the first with its defaults."""
+"""Tuning on validation data: the same number of trials for every method, the first with its defaults.
+
+Where an experiment has finalists, the few best trials of a method are tried again on other validation data: the best of
+many is partly the luckiest.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -17,11 +22,18 @@ class Trial(BaseModel):
     """Values, and what they gave on validation data; None where the models left the finite numbers.
 
     `error` is what the experiment's `validate` gives, smaller being better. Its `validation` says what that is: for
-    polynomial the logarithm of a mean squared error, which is negative where that is below 1.
+    polynomial the logarithm of a mean squared error, which is negative where that is below 1. `again` is what its
+    `validate_again` gives: finalists have it.
     """
 
     values: dict[str, Any]
     error: float | None
+    again: float | None = None
+
+    @property
+    def mean(self) -> float | None:
+        """Of both errors, where there are both."""
+        return self.error if self.error is None or self.again is None else (self.error + self.again) / 2
 
 
 class Tuned(BaseModel):
@@ -32,9 +44,23 @@ class Tuned(BaseModel):
 
     @property
     def best(self) -> Trial | None:
-        """The first trial with the smallest error; none where all left the finite numbers."""
+        """The first trial with the smallest error, in the mean of both for finalists, if there are any; none where all
+        left the finite numbers.
+        """
+        last = [trial for trial in self.trials if trial.again is not None] or self.trials
+        found = [(trial.mean, place) for place, trial in enumerate(last) if trial.mean is not None]
+        return last[min(found)[1]] if found else None
+
+    def finalists(self, n: int) -> list[int]:
+        """Places of the n trials with the smallest errors."""
         found = [(trial.error, place) for place, trial in enumerate(self.trials) if trial.error is not None]
-        return self.trials[min(found)[1]] if found else None
+        return [place for _, place in sorted(found)[:n]]
+
+    def complete(self, n_trials: int, n_finalists: int) -> bool:
+        """Whether there is nothing left to try."""
+        return len(self.trials) >= n_trials and all(
+            self.trials[place].again is not None for place in self.finalists(n_finalists)
+        )
 
 
 class Tunings(BaseModel):
@@ -92,7 +118,12 @@ def tune(name: str, config: dict[str, Any], n_trials: int, search: Search) -> Tu
         trials.append(_judged(name, config, search, values, place))
         error = trials[-1].error
         study.tell(trial, error, state=optuna.trial.TrialState.FAIL if error is None else None)
-    return Tuned(method=search.method, trials=trials)
+    tuned = Tuned(method=search.method, trials=trials)
+    experiment = find(name)
+    for finalist in (tuned.trials[place] for place in tuned.finalists(experiment.finalists)):
+        if finalist.again is None:
+            finalist.again = _error(experiment, experiment.validate_again, config, search, finalist.values)
+    return tuned
 
 
 def _judged(name: str, config: dict[str, Any], search: Search, values: dict[str, Any], place: int) -> Trial:
@@ -100,15 +131,24 @@ def _judged(name: str, config: dict[str, Any], search: Search, values: dict[str,
     if search.known[place : place + 1] and search.known[place].values == values:
         return search.known[place]
     experiment = find(name)
+    return Trial(values=values, error=_error(experiment, experiment.validate, config, search, values))
+
+
+def _error(
+    experiment: Experiment,
+    validate: Callable[[Any, str], float],
+    config: dict[str, Any],
+    search: Search,
+    values: dict[str, Any],
+) -> float | None:
+    """None where the models leave the finite numbers."""
     chosen = experiment.config_class.model_validate(config).model_dump()
     for key, value in values.items():
         put(chosen, f"{search.method}.{key}", value)
     try:
-        return Trial(
-            values=values, error=experiment.validate(experiment.config_class.model_validate(chosen), search.method)
-        )
+        return validate(experiment.config_class.model_validate(chosen), search.method)
     except DivergenceError:
-        return Trial(values=values, error=None)
+        return None
 
 
 def _distribution(optuna: Any, where: Span | Choice) -> Any:
