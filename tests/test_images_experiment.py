@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from learn2pfed.data.images import Images
 from learn2pfed.data.partition import PARTS
@@ -126,6 +127,27 @@ def test_tuning_sees_no_image_of_the_table_and_the_table_trains_on_all_but_the_t
     assert reserved["train"] + reserved["test"] == N_IMAGES // 10
     assert reserved["test"] > 0
     assert len(everything.judged.y) + len(everything.train.y) == N_IMAGES - reserved["test"]
+
+
+def test_a_run_leaves_who_had_what_and_another_takes_it(folder: str, tmp_path: Path) -> None:
+    config, experiment = config_of(folder, n_images=300, min_size=8, n_seeds=2), ImagesExperiment()
+    experiment.leave(config, tmp_path)
+    left = sorted(path.name for path in (tmp_path / "partitions").iterdir())
+    assert left == ["pictures-5-3-0.npz", "pictures-5-3-1.npz", "pictures-5-5-0.npz", "pictures-5-5-1.npz"]
+    file = str(tmp_path / "partitions" / left[1])
+    taken = config_of(folder, rule=file, clients=(3,))
+    (setting,) = taken.names().values()
+    here, there = study_of(taken, setting, 0), study_of(config, setting, 1)
+    assert all(np.array_equal(a, b) for a, b in zip(here.parts.train, there.parts.train, strict=True))
+    assert torch.equal(here.judged.X, there.judged.X)
+    assert "leave the file of index lists out" in experiment.untunable(taken)
+    assert not experiment.untunable(config)
+    with pytest.raises(Learn2pFedError, match=r"pictures-5-3-1\.npz is of 3 clients: set clients=3\."):
+        experiment.tasks(config_of(folder, rule=file, clients=(4,)))
+    with pytest.raises(Learn2pFedError, match=r"there is no file .*none\.npz"):
+        experiment.tasks(config_of(folder, rule=str(tmp_path / "none.npz"), clients=(3,)))
+    with pytest.raises(ValueError, match="says who has what in one setting: give one of data, betas and clients"):
+        config_of(folder, rule=file)
 
 
 def test_step_sizes_are_sought_where_these_networks_have_them(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:

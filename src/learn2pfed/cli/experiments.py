@@ -113,6 +113,7 @@ def run(
             if folder.results.rows:
                 console.print(f"\n{goes_on(f'run {experiment}', path)}", highlight=False, soft_wrap=True)
             raise
+        chosen.leave(config, folder.path)
         page = write_report(folder.path, folder.results, folder.details)
     for table in tables(folder.results):
         console.print(rich_table(table))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -90,6 +91,9 @@ class Experiment(ABC):
         better. A fit of another run with the same behind it need not be done again.
         """
         return {name: value for name, value in config.items() if name != "n_seeds"}
+
+    def leave(self, config: Any, folder: Path) -> None:  # noqa: B027
+        """Files that a finished run has beside its results."""
 
     def introduction(self, settings: Collection[str]) -> str:
         """What the page of a run in these settings says first."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Annotated, Any, Literal, NamedTuple
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 from torch import nn
 
 from learn2pfed.algorithms.registry import BASELINES, OURS, method_named
@@ -71,6 +73,9 @@ FOR_TUNING = 10
 LAST_PASS = Choice((0, 1, 2, 5))
 """Epochs of a last pass at home, for every method that keeps something there and has no search of its own for it."""
 
+FILE = ".npz"
+"""A rule that ends so is a file of index lists."""
+
 QUICK = {"n_rounds": 25, "some_rounds": 100, "n_images": 6_000, "min_size": 5, "n_judged": 20_000}
 """Of this and of `start-layer`."""
 
@@ -90,7 +95,9 @@ class SharedOut(Trials, ProtocolConfig):
     clients: tuple[Annotated[int, Field(ge=1)], ...] = Field((10, 100), min_length=1, description="numbers of clients")
     n_joining: int = Field(10, ge=1, description="clients a round, if there are more")
     some_rounds: int = Field(500, ge=1, description="rounds where not all take part")
-    rule: str = Field("dirichlet", description="how images are shared out: dirichlet, pfllib, fl-bench")
+    rule: str = Field(
+        "dirichlet", description="how images are shared out: dirichlet, pfllib, fl-bench, or an .npz of index lists"
+    )
     min_size: int = Field(
         40, ge=4, description="fewest images of a client, by the rule dirichlet; others have their own"
     )
@@ -104,6 +111,14 @@ class SharedOut(Trials, ProtocolConfig):
     model: str | None = Field(None, description="learn2pfed list models, or package.module:function; none: the paper's")
     engine: Literal["simulation", "plain"] = Field("simulation", description="in memory, or through encoded messages")
     n_seeds: int = Field(3, ge=1, description="trials (--seeds)")
+
+    @model_validator(mode="after")
+    def _one_file_for_one_setting(self) -> Self:
+        if self.rule.endswith(FILE) and len(self.data) * len(self.betas) * len(self.clients) > 1:
+            raise ValueError(
+                f"rule = {self.rule} says who has what in one setting: give one of data, betas and clients"
+            )
+        return self
 
     def names(self) -> dict[str, Setting]:
         """Settings by name, as "cifar10, 0.1, 10 clients"."""
@@ -172,8 +187,13 @@ def for_table(labels: NDArray[np.int64], tuning: bool = False) -> NDArray[np.int
 
 
 def parts_of(config: SharedOut, setting: Setting, seed: int, tuning: bool = False) -> Partition:
-    """By the rule of the configuration."""
+    """By the rule of the configuration, or from its file."""
     labels = _images(setting.data).labels
+    if config.rule.endswith(FILE):
+        made = Partition.load(Path(config.rule), len(labels))
+        if len(made) != setting.n_clients:
+            raise Learn2pFedError(f"{config.rule} is of {len(made)} clients: set clients={len(made)}.")
+        return made
     among = np.arange(len(labels)) if config.n_images is None and not tuning else for_table(labels, tuning)
     n_images = config.n_images
     if n_images is not None and tuning:
@@ -333,9 +353,27 @@ class ImagesExperiment(Comparison):
             found.append(1 - np.average(marks, weights=study.judged.sizes))
         return float(np.mean(found))
 
+    def untunable(self, config: ImagesConfig) -> str:
+        """A file says nothing of the images for tuning."""
+        return "images are tuned on a draw of their own: leave the file of index lists out." * config.rule.endswith(
+            FILE
+        )
+
+    def leave(self, config: ImagesConfig, folder: Path) -> None:
+        """Who had which images."""
+        leave_parts(config, folder)
+
     def columns(self, rows: Sequence[Row]) -> list[Column]:
         """Each metric over the settings."""
         return columns_of(rows)
+
+
+def leave_parts(config: SharedOut, folder: Path) -> None:
+    """Index lists of every setting and trial, partitions/DATA-BETA-CLIENTS-SEED.npz; validation is trained on."""
+    (folder / "partitions").mkdir(exist_ok=True)
+    for setting, seed in product(config.names().values(), config.seeds):
+        name = f"{Path(setting.data).name}-{setting.beta:g}-{setting.n_clients}-{seed}{FILE}"
+        parts_of(config, setting, seed).without_validation().save(folder / "partitions" / name)
 
 
 def columns_of(rows: Sequence[Row]) -> list[Column]:

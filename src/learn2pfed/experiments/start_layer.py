@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -20,6 +21,7 @@ from learn2pfed.experiments.images import (
     SharedOut,
     Study,
     columns_of,
+    leave_parts,
     measures,
     parts_of,
     refuse_missing,
@@ -105,6 +107,10 @@ class StartLayerExperiment(Experiment):
         measured = measures(fitted, study, n_rounds) | {"shared ratio": sent}
         detail = Detail(**task._asdict(), series=fitted.series) if fitted.series else None
         return Done(rows_of(task, fitted.outcome, fitted.seconds, measured), detail)
+
+    def leave(self, config: StartLayerConfig, folder: Path) -> None:
+        """Who had which images."""
+        leave_parts(config, folder)
 
     def rank(self, algorithm: str) -> float:
         """In the order in which they ran."""
