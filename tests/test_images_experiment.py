@@ -118,6 +118,8 @@ def test_tuning_sees_no_image_of_the_table_and_the_table_trains_on_all_but_the_t
     filled = study_of(judging, setting, 7)
     assert min(filled.judged.sizes) > max(table.judged.sizes)
     assert np.abs(np.array(filled.judged.sizes) - 50).max() < 10
+    unknown = {image.numpy().tobytes() for part in (filled.train, tuning.train, tuning.judged) for image in part.X}
+    assert not unknown & {image.numpy().tobytes() for image in filled.judged.X}
     again = study_of(judging.model_copy(update={"n_images": 40}), setting, 500, tuning=True)
     for_tuning = {image.numpy().tobytes() for part in (tuning.train, tuning.judged) for image in part.X}
     assert 8 < len(again.judged.y) <= 8 + 3 * 20
@@ -133,20 +135,25 @@ def test_a_run_leaves_who_had_what_and_another_takes_it(folder: str, tmp_path: P
     config, experiment = config_of(folder, n_images=300, min_size=8, n_seeds=2), ImagesExperiment()
     experiment.leave(config, tmp_path)
     left = sorted(path.name for path in (tmp_path / "partitions").iterdir())
-    assert left == ["pictures-5-3-0.npz", "pictures-5-3-1.npz", "pictures-5-5-0.npz", "pictures-5-5-1.npz"]
+    start = folder.strip("/").replace("/", "_")
+    assert left == [f"{start}-5-{end}.npz" for end in ("3-0", "3-1", "5-0", "5-1")]
     file = str(tmp_path / "partitions" / left[1])
-    taken = config_of(folder, rule=file, clients=(3,))
+    taken = config_of(folder, rule=file, clients=(3,), n_judged=500)  # its test parts stay as they are
     (setting,) = taken.names().values()
     here, there = study_of(taken, setting, 0), study_of(config, setting, 1)
     assert all(np.array_equal(a, b) for a, b in zip(here.parts.train, there.parts.train, strict=True))
     assert torch.equal(here.judged.X, there.judged.X)
+    (note,) = experiment.notes(taken)
+    assert note.startswith(f"Who has what is as in {file} (SHA-256 ")
+    assert experiment.notes(taken.model_copy(update={"rule": file.replace("-1.npz", "-0.npz")})) != [note]
+    assert experiment.notes(config) == []
     assert "leave the file of index lists out" in experiment.untunable(taken)
     assert not experiment.untunable(config)
     with pytest.raises(Learn2pFedError, match=r"pictures-5-3-1\.npz is of 3 clients: set clients=3\."):
         experiment.tasks(config_of(folder, rule=file, clients=(4,)))
     with pytest.raises(Learn2pFedError, match=r"there is no file .*none\.npz"):
         experiment.tasks(config_of(folder, rule=str(tmp_path / "none.npz"), clients=(3,)))
-    with pytest.raises(ValueError, match="says who has what in one setting: give one of data, betas and clients"):
+    with pytest.raises(ValueError, match="is of one setting: give data, betas and clients one value each"):
         config_of(folder, rule=file)
 
 

@@ -85,15 +85,18 @@ def test_the_best_few_are_tried_again_and_the_smallest_mean_wins(monkeypatch: py
     monkeypatch.setattr(PolynomialExperiment, "finalists", 3)
     monkeypatch.setattr(PolynomialExperiment, "validate_again", again)
     twice = tune("polynomial", config.model_dump(), 6, search._replace(known=tuple(once.trials)))
-    assert run == [trial.values["lr"] for trial in ranked[:3]]
-    assert [trial.error for trial in twice.trials] == [trial.error for trial in once.trials]
+    assert run == [trial.values["lr"] for trial in ranked[:4]]
     assert twice.best is not None
     assert twice.best.values == ranked[2].values
     assert twice.best.mean == (twice.best.error or 0.0) / 2
-    assert not twice.complete(6, 3)
-    assert twice.complete(6, 1)
-    assert tune("polynomial", config.model_dump(), 6, search._replace(known=tuple(twice.trials))).complete(6, 3)
-    assert run[3:] == [ranked[1].values["lr"]]  # what was tried again is not tried a third time
+    assert twice.complete(6, 3)
+    assert [trial.error is None for trial in twice.trials] == [trial is ranked[1] for trial in once.trials]
+    assert sum(trial.again is not None for trial in twice.trials) == 3  # the fourth took the place of the second
+    assert tune("polynomial", config.model_dump(), 6, search._replace(known=tuple(twice.trials))) == twice
+    assert len(run) == 4  # what was tried again is not tried a third time
+    monkeypatch.setattr(PolynomialExperiment, "finalists", 1)
+    first = tune("polynomial", config.model_dump(), 6, search._replace(known=tuple(twice.trials)))
+    assert [trial.again is not None for trial in first.trials] == [trial is ranked[0] for trial in once.trials]
 
 
 def test_trials_that_diverge_are_kept_and_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

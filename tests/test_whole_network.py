@@ -215,9 +215,45 @@ def test_who_says_nothing_of_s_does_not_count() -> None:
     assert told.share.tolist() == pytest.approx(ROOTS, abs=0.011)
 
 
+def test_all_rounds_say_how_many_rows_there_are() -> None:
+    # N = 4 · 12 / 2 from either side of a round in which nobody has anything to say, as in the test above
+    algorithm = whole(by_class=False, n_rounds=10, spread=0.25)
+    silent, telling = {1: reply_of(straight(*ROOTS), 0)}, {0: reply_of(straight(*ROOTS), 12)}
+    shares = []
+    for first, then in ((silent, telling), (telling, silent), ({}, telling | silent)):
+        server = algorithm.opening(4)
+        for t, replies in ((2, first), (3, then)):
+            server = algorithm.gather(server, t, replies) if replies else server
+        shares.append(server.share.tolist())
+    assert shares[0] == shares[1] == shares[2]
+    own = 24 / (24 + 1 / (2 * 0.25**2))
+    assert shares[0] == pytest.approx([own * root + (1 - own) * 0.465 for root in ROOTS], abs=0.011)
+
+
+def test_without_a_round_to_learn_in_nothing_is_set_aside() -> None:
+    for n_rounds, learns in ((1, False), (2, False), (3, True)):
+        algorithm = whole(n_rounds=n_rounds, learn_from=0.2, learn_until=0.4)
+        assert algorithm.learns == learns
+        ((heard, _),) = algorithm.tells(algorithm.opening(4), (0,))
+        assert heard["share"].tolist() == [0.5] * 4
+        _, reply = algorithm.work(algorithm.begin(), home(algorithm, clients(), (0,), axis=False), heard)
+        assert (reply["counts"].sum() < 24) == learns
+
+
 def test_private_blocks_have_no_slopes() -> None:
     algorithm, data = whole(learn_from=0.0, learn_until=1.0, private=("head",)), clients()
     reply = second_round(algorithm, data, (0,), axis=False)[1]
+    seen = replace(home(algorithm, data, (0,), axis=False, time=1), set_aside=1 / 7)
+    kept = algorithm.begin()
+    for t in range(2):  # as in `second_round`
+        ((heard, _),) = algorithm.tells(algorithm.opening(4)._replace(w=algorithm.network.start * (1 + t)), (0,))
+        kept, _ = algorithm.work(kept, home(algorithm, data, (0,), axis=False, time=t), heard)
+    rows = torch.from_numpy(seen.split(0)[1])
+    s = torch.zeros(4).double().requires_grad_()
+    moved = kept.told + s[algorithm.block] * kept.apart / kept.apart_weight
+    point = torch.where(algorithm.network.is_head, kept.own, moved) + algorithm.offset(seen)
+    loss = CLASSES.losses(algorithm.network.scores(point, data.X[rows]), data.y[rows]).sum()
+    torch.testing.assert_close(reply["slopes"].view(-1, 3)[:, 0], torch.autograd.grad(loss, s)[0])
     slopes = dict(zip(algorithm.names, reply["slopes"].view(-1, 3), strict=True))
     assert {name: bool(found.any()) for name, found in slopes.items()} == {
         name: name.startswith("layers") for name in slopes
@@ -356,7 +392,7 @@ def test_what_is_set_aside_is_trained_on_when_s_is_learned(n_rounds: int) -> Non
     outcomes = []
     for change in (0.0, 1.0):
         X = data.X.clone()
-        algorithm = whole(set_aside=0.3, n_rounds=n_rounds, private_at=1.0)
+        algorithm = whole(set_aside=0.3, n_rounds=n_rounds, private_at=1.0, learn_from=0.0)
         X[replace(home(algorithm, data, (0,), axis=False), set_aside=0.3).split(0)[1]] += change
         outcomes.append(run_rounds(algorithm, Samples(data.names, X, data.y, data.sizes)))
     far = [(one - other).abs().max() > 1e-3 for one, other in zip(outcomes[0].models, outcomes[1].models, strict=True)]
@@ -478,3 +514,11 @@ def test_what_is_wrong_is_refused_with_a_reason() -> None:
         whole(learn_from=0.6)
     with pytest.raises(Learn2pFedError, match="share: input should be less than or equal to 1, got 2"):
         whole(share=2)
+
+
+def test_of_numbers_a_seventh_is_set_aside_even_if_two_coincide() -> None:
+    y = torch.linspace(0, 1, 70).double()
+    y[3] = y[50]
+    data = Samples.join([("a", torch.zeros(70, 4).double(), y)])
+    algorithm = algorithm_for_numbers()
+    assert len(replace(home(algorithm, data, (0,), axis=False), set_aside=1 / 7).split(0)[1]) == 10

@@ -37,12 +37,13 @@ def sentence(error: ValidationError) -> str:
     'n_cells: input should be greater than or equal to 1, got 0.'
     """
     first = error.errors()[0]
-    name = ".".join(str(part) for part in first["loc"]) or error.title
+    name = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     got = "" if first["type"] in ("value_error", "extra_forbidden") else f", got {first['input']!r}"
     between = "." if isinstance(first.get("ctx", {}).get("error"), SettingError) else ": "
-    return f"{name}{between}{message.rstrip('.')}{got}."
+    where = f"{name}{between}" if name else ""  # what is wrong with all together says of itself what it is about
+    return f"{where}{message.rstrip('.')}{got}."
 
 
 def instead(name: str, known: Collection[str]) -> str:

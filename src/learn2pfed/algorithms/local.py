@@ -135,7 +135,7 @@ class Local:
 
         So both parts have the same mix of classes. Else a class of which many rows are set aside would be one of which
         few are trained on, and training would look worse on what is set aside than on anything to come. For the same
-        reason no class gives its only row, unless all have only one, and no client.
+        reason no class gives its only row, unless all have only one, and no client. Numbers to predict are no classes.
         """
         rows = np.arange(self.starts[i], self.starts[i] + self.sizes[i])
         if not self.set_aside:
@@ -146,7 +146,7 @@ class Local:
         place[mixed[y[mixed].argsort(kind="stable")]] = np.arange(len(rows)) + draw.random()
         aside = place * self.set_aside % 1 < self.set_aside
         _, own, counts = np.unique(y, return_inverse=True, return_counts=True)
-        if counts.max() > 1:
+        if counts.max() > 1 and not self.y.is_floating_point():
             aside &= counts[own] > 1
         aside &= len(rows) > 1
         return rows[~aside], rows[aside]

@@ -1,7 +1,8 @@
 """Learn2pFed for whole networks: every tensor learns how far it is the client's own.
 
-Objective:  client i predicts with  v_i = w̄ + o_i + s ∘ d_i,  d_i what training on the client's rows makes of w;
-s, one number in [0, 1] for each block of parameters, minimises the loss of the v_i on rows that nobody trained on.
+Objective:  client i predicts with  v_i = w̄ + o_i + s ∘ d_i,  w̄ the mean of w over rounds, d_i what training on the
+client's rows makes of it; s, one number in [0, 1] for each block of parameters, is where the loss of w + o_i + s ∘ a_i
+on rows that nobody trained on is least, a_i being what of d_i is the client's own.
 
 In the cell's terms s = η / (Λ + η): 0 follows the others, 1 is the client's own. o_i needs no learning: log class
 frequencies f_i of the client's rows, added to the last bias, so that what is shared need not know who has which
@@ -12,16 +13,16 @@ Update:
 1. client: u_i by E epochs from w + e_i on  F_i(u) + (ρ/2) ‖u - w - e_i‖²,  F_i over all rows but a part that is set
    aside until s is learned; blocks that went private start where the client left them.
 2. client: d_i, the mean of its u_i - w - e_i, a round counting β times as much as the next (`remember`), also those
-   that it sat out;  w̄ likewise of the w that it was told.
+   that it sat out.
 3. client, until s is learned: a_i, the same mean of  u_i - w - e_i - (w - w') / (t - t'),  w' what it was told in its
    round t' before: what d_i has beyond the step that all take in a round, which is most of it while w is far from done.
 4. client: g_ij(x) = ⟨∇F_i(w + o_i + x a_i)_j, a_ij⟩ for each block j and x = 0, ½, 1, F_i the sum over the N_i rows
-   set aside: the slope of s_j where all blocks are at x.
+   set aside: the slope of s_j where all blocks are at x; private ones are as they are.
 5. client sends u_i - e_i in the blocks that are shared, g_i, N_i, n_i and n_ic, its rows of each class.
 6. server: w = Σ n_i (u_i - e_i) / Σ n_i, in the last layer's row of class c with n_ic for n_i (`by_class`): there a
-   client without that class has learned nothing, and would only hold the others back;  w̄ over its rounds, as above.
+   client without that class has learned nothing, and would only hold the others back;  w̄ over its rounds, as d_i.
 7. server: s_j, and c, the least of  N Σ_j ∫₀^{s_j} g_j(x) dx + Σ_j (s_j - c)² / (2 τ²) + (c - ½)² / (2 σ²),  g_j the
-   sum of all g_ij so far by that of their N_i, a parabola through its three points, N the rows set aside by all:
+   sum of all g_ij so far by that of their N_i, a parabola through its three points, N the mean N_i times clients:
    without rows to tell, blocks are alike (τ, the `spread`) and halfway (σ = 0.2). When s is learned, blocks whose s is
    above `private_at` go private: neither sent nor averaged.
 
@@ -106,9 +107,8 @@ class Kept(NamedTuple):
 
     own: Tensor  # (P,), its last u_i - e_i
     moved: Tensor  # (P,), Σ of u_i - w - e_i, weighted
-    heard: Tensor  # (P,), Σ of w, weighted alike
-    weight: Tensor  # (1,), of these two sums
-    last: Tensor  # (1,), the round of their last terms
+    weight: Tensor  # (1,), of this sum
+    last: Tensor  # (1,), the round of its last term
     told: Tensor  # (P,), the last w
     apart: Tensor  # (P,), Σ behind a_i, weighted alike
     apart_weight: Tensor  # (1,), of this sum, which has no term of the client's first round
@@ -123,6 +123,7 @@ class Server(NamedTuple):
     share: Tensor  # (B,), s
     slopes: Tensor  # (B * 3,), Σ g_ij at all points
     rows: Tensor  # (1,), Σ N_i of these
+    replies: Tensor  # (1,), how many they are
     private: Tensor  # (B,), bool
     met: Tensor  # (M,), bool: who has answered, and so has a model of its own
 
@@ -153,7 +154,7 @@ class WholeNetwork(Rounds):
         if unknown:
             layers = ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in self.names))
             raise Learn2pFedError(f"private: the network has no layer {unknown[0]!r}; there are {layers}.")
-        self.learns = how.share is None and how.set_aside > 0
+        self.learns = how.share is None and how.set_aside > 0 and any(map(self.in_time, range(how.n_rounds)))
         self.n_slopes = self.n_blocks * len(POINTS) if self.learns else 0
         self.travels = torch.float16 if how.half else network.dtype
         needed = isinstance(task, Classification) and (how.own_frequencies or how.by_class)
@@ -203,16 +204,16 @@ class WholeNetwork(Rounds):
         """The common start."""
         start = self.network.start
         none, zero = torch.zeros_like(start), start.new_zeros(1)
-        return Kept(start, none, none, zero, zero, start, none, zero)
+        return Kept(start, none, zero, zero, start, none, zero)
 
     def opening(self, n_clients: int) -> Server:
-        """s = ¼, or as it is fixed."""
+        """s = ½, or as it is fixed."""
         start, how = self.network.start, self.settings
-        share = start.new_full((self.n_blocks,), 0.25 if how.share is None else how.share)
+        share = start.new_full((self.n_blocks,), 0.5 if how.share is None else how.share)
         private = torch.tensor([any(name.startswith(f"{layer}.") for layer in how.private) for name in self.names])
         met = torch.zeros(n_clients, dtype=torch.bool)
         none, slopes = start.new_zeros(1), start.new_zeros(self.n_slopes)
-        return Server(start, start, none, share, slopes, none, private, met)
+        return Server(start, start, none, share, slopes, none, none, private, met)
 
     def tells(self, server: Server, clients: tuple[int, ...]) -> Told:
         """w, s and which blocks are private."""
@@ -278,8 +279,12 @@ class WholeNetwork(Rounds):
 
     def learning(self, t: int) -> bool:
         """Whether s is learned in this round."""
+        return self.learns and self.in_time(t)
+
+    def in_time(self, t: int) -> bool:
+        """Whether it would be."""
         how = self.settings
-        return self.learns and how.learn_from <= t / how.n_rounds < how.learn_until
+        return how.learn_from <= t / how.n_rounds < how.learn_until
 
     def trained(self, kept: Kept, local: Local, start: Tensor, epochs: int) -> Kept:
         """Steps 1 and 2."""
@@ -288,8 +293,8 @@ class WholeNetwork(Rounds):
         u, _ = local.descend(start + offset, local.batches(epochs), self.optimizer, pull)
         now = torch.full_like(kept.last, local.round)
         old = beta ** (now - kept.last)
-        moved, heard = old * kept.moved + (u - start - offset), old * kept.heard + start
-        return kept._replace(own=u - offset, moved=moved, heard=heard, weight=old * kept.weight + 1, last=now)
+        moved = old * kept.moved + (u - start - offset)
+        return kept._replace(own=u - offset, moved=moved, weight=old * kept.weight + 1, last=now)
 
     def set_apart(self, before: Kept, kept: Kept, start: Tensor) -> Kept:
         """Step 3."""
@@ -302,12 +307,13 @@ class WholeNetwork(Rounds):
     def slopes(self, kept: Kept, seen: Local, shared: Tensor) -> tuple[Tensor, Tensor]:
         """Step 4, (..., B * 3), zero in private blocks, and N_i, (..., 1): none for a client in its first round."""
         met = kept.apart_weight > 0
-        a, w = kept.apart / kept.apart_weight.where(met, 1.0), kept.told + self.offset(seen)
+        a, offset = kept.apart / kept.apart_weight.where(met, 1.0), self.offset(seen)
         judged = next(replace(seen, only_aside=True, batch_size=max(seen.sizes)).batches(1))
         sizes = torch.tensor([len(seen.split(i)[1]) for i in range(len(seen.clients))]).view(*seen.lead, 1)
         n = torch.where(met, sizes, 0)
         counts, none = a * shared * n, a.new_zeros(*seen.lead, self.n_blocks)
-        at = [seen.gradient(w + x * a, judged) * counts for x in POINTS]
+        points = [torch.where(shared, kept.told + x * a, kept.own) + offset for x in POINTS]
+        at = [seen.gradient(point, judged) * counts for point in points]
         return torch.stack([none.index_add(-1, self.block, each) for each in at], -1).flatten(-2), n
 
     def gather(self, server: Server, t: int, replies: Replies) -> Server:
@@ -324,14 +330,15 @@ class WholeNetwork(Rounds):
 
     def learn(self, server: Server, replies: Replies) -> Server:
         """Step 7."""
-        aside = torch.stack([reply["aside"] for reply in replies.values()]).to(server.share.dtype)
         slopes = server.slopes + torch.stack([reply["slopes"] for reply in replies.values()]).sum(0)
-        rows = server.rows + aside.sum()
+        rows = server.rows + sum(reply["aside"] for reply in replies.values())
+        n_replies = server.replies + len(replies)
+        server = server._replace(slopes=slopes, rows=rows, replies=n_replies)
         if not rows:
             return server
-        by_all = float(aside.mean()) * len(server.met)
+        by_all = len(server.met) * float(rows / n_replies)
         found = least(by_all * (slopes / rows).view(-1, len(POINTS)), self.settings.spread)
-        return server._replace(share=torch.where(server.private, server.share, found), slopes=slopes, rows=rows)
+        return server._replace(share=torch.where(server.private, server.share, found))
 
     def learned(self, server: Server) -> dict[str, Tensor]:
         """s of every block, 1 where it went private; `names` has their names."""

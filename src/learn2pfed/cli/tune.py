@@ -108,10 +108,11 @@ def _values(tuned: Tuned) -> str:
 
 
 def _table(tunings: Tunings, measure: str) -> Table:
-    body = []
+    body, twice = [], any(trial.again is not None for tuned in tunings.tuned for trial in tuned.trials)
     for tuned in tunings.tuned:
-        first, best = tuned.trials[0].error, tuned.best.mean if tuned.best else None
-        shown = ["diverged" if error is None else number(error) for error in (first, best)]
+        both = (None, None) if tuned.best is None else (tuned.best.error, tuned.best.again)
+        errors = [tuned.trials[0].error, *(both if twice else both[:1])]
+        shown = ["diverged" if error is None else number(error) for error in errors]
         body.append((tuned.method, str(len(tuned.trials)), *shown, _values(tuned)))
-    head = ("method", "trials", "with defaults", "of the best", "values")
+    head = ("method", "trials", "with defaults", "of the best", *(("again",) if twice else ()), "values")
     return Table(f"{tunings.experiment}, {tunings.preset}: {measure}; smaller is better", head, tuple(body))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -73,9 +74,6 @@ FOR_TUNING = 10
 LAST_PASS = Choice((0, 1, 2, 5))
 """Epochs of a last pass at home, for every method that keeps something there and has no search of its own for it."""
 
-FILE = ".npz"
-"""A rule that ends so is a file of index lists."""
-
 QUICK = {"n_rounds": 25, "some_rounds": 100, "n_images": 6_000, "min_size": 5, "n_judged": 20_000}
 """Of this and of `start-layer`."""
 
@@ -112,12 +110,15 @@ class SharedOut(Trials, ProtocolConfig):
     engine: Literal["simulation", "plain"] = Field("simulation", description="in memory, or through encoded messages")
     n_seeds: int = Field(3, ge=1, description="trials (--seeds)")
 
+    @property
+    def from_file(self) -> bool:
+        """Whether index lists say who has what."""
+        return self.rule.endswith(".npz")
+
     @model_validator(mode="after")
     def _one_file_for_one_setting(self) -> Self:
-        if self.rule.endswith(FILE) and len(self.data) * len(self.betas) * len(self.clients) > 1:
-            raise ValueError(
-                f"rule = {self.rule} says who has what in one setting: give one of data, betas and clients"
-            )
+        if self.from_file and len(self.data) * len(self.betas) * len(self.clients) > 1:
+            raise ValueError(f"rule = {self.rule} is of one setting: give data, betas and clients one value each")
         return self
 
     def names(self) -> dict[str, Setting]:
@@ -173,12 +174,15 @@ def study_of(config: SharedOut, setting: Setting, seed: int, tuning: bool = Fals
     """Who has which images: to tune, others than the table is judged by."""
     images = _images(setting.data)
     parts = parts_of(config, setting, seed, tuning).without_validation()
+    train, join = samples(images, parts, "train"), min(1.0, config.n_joining / setting.n_clients)
+    if config.from_file:  # whoever lists test images wants these
+        return Study(images, parts, train, samples(images, parts, "test"), join)
     clean = parts if tuning else replace(parts, test=tuple(rows[rows % FOR_TUNING > 0] for rows in parts.test))
-    train, judged = samples(images, parts, "train"), samples(images, clean, "test")
+    judged = samples(images, clean, "test")
     if config.n_judged is not None:
         each, among = config.n_judged // setting.n_clients, for_table(images.labels, tuning)
         judged = samples_of(images, filled_up(images.labels, clean, each, among, seed))
-    return Study(images, parts, train, judged, min(1.0, config.n_joining / setting.n_clients))
+    return Study(images, parts, train, judged, join)
 
 
 def for_table(labels: NDArray[np.int64], tuning: bool = False) -> NDArray[np.int64]:
@@ -189,7 +193,7 @@ def for_table(labels: NDArray[np.int64], tuning: bool = False) -> NDArray[np.int
 def parts_of(config: SharedOut, setting: Setting, seed: int, tuning: bool = False) -> Partition:
     """By the rule of the configuration, or from its file."""
     labels = _images(setting.data).labels
-    if config.rule.endswith(FILE):
+    if config.from_file:
         made = Partition.load(Path(config.rule), len(labels))
         if len(made) != setting.n_clients:
             raise Learn2pFedError(f"{config.rule} is of {len(made)} clients: set clients={len(made)}.")
@@ -254,10 +258,10 @@ class ImagesExperiment(Comparison):
     finalists = 4
     validation = "error on images that are for tuning alone, mean over data sets, ten clients"
     tuning = (
-        f"Settings were tuned on {TUNING_IMAGES:,} images that no test part has (a table of all images trains on "
-        f"them), ten clients, {TUNING_ROUNDS} rounds, every data set with one of the Dirichlet parameters, and are the "
-        "same in all columns. Every method had the same number of trials, of which the four best were tried again on "
-        "another draw, with more test images and each data set with the other Dirichlet parameter. Learn2pFed was "
+        f"Settings were tuned on draws of {TUNING_IMAGES:,} images that no test part has (a table of all images trains "
+        f"on them), ten clients, {TUNING_ROUNDS} rounds, every data set with one of the Dirichlet parameters, and are "
+        "the same in all columns. Every method had the same number of trials, of which the four best were tried again "
+        "on another draw, with more test images and each data set with the other Dirichlet parameter. Learn2pFed was "
         "developed on the same images."
     )
     presets = {  # noqa: RUF012
@@ -337,7 +341,9 @@ class ImagesExperiment(Comparison):
         return self._wrong(config, key, TUNING_SEED, None, 0)
 
     def validate_again(self, config: ImagesConfig, key: str) -> float:
-        """The same of another draw, of more images, each data set with another Dirichlet parameter."""
+        """The same of another draw, each data set with another Dirichlet parameter, test parts filled up alike: so
+        every client counts the same, as in the table.
+        """
         return self._wrong(config, key, TUNING_SEED + 1, TUNING_JUDGED, 1)
 
     def _wrong(self, config: ImagesConfig, key: str, seed: int, n_judged: int | None, shift: int) -> float:
@@ -355,9 +361,11 @@ class ImagesExperiment(Comparison):
 
     def untunable(self, config: ImagesConfig) -> str:
         """A file says nothing of the images for tuning."""
-        return "images are tuned on a draw of their own: leave the file of index lists out." * config.rule.endswith(
-            FILE
-        )
+        return "images are tuned on a draw of their own: leave the file of index lists out." * config.from_file
+
+    def notes(self, config: ImagesConfig) -> list[str]:
+        """Which file says who has what."""
+        return notes_of(config)
 
     def leave(self, config: ImagesConfig, folder: Path) -> None:
         """Who had which images."""
@@ -368,11 +376,20 @@ class ImagesExperiment(Comparison):
         return columns_of(rows)
 
 
+def notes_of(config: SharedOut) -> list[str]:
+    """A file of index lists by what is in it."""
+    if not config.from_file:
+        return []
+    digest = hashlib.sha256(Path(config.rule).read_bytes()).hexdigest()
+    return [f"Who has what is as in {config.rule} (SHA-256 {digest[:12]})."]
+
+
 def leave_parts(config: SharedOut, folder: Path) -> None:
     """Index lists of every setting and trial, partitions/DATA-BETA-CLIENTS-SEED.npz; validation is trained on."""
     (folder / "partitions").mkdir(exist_ok=True)
     for setting, seed in product(config.names().values(), config.seeds):
-        name = f"{Path(setting.data).name}-{setting.beta:g}-{setting.n_clients}-{seed}{FILE}"
+        data = setting.data.strip("/").replace("/", "_")
+        name = f"{data}-{setting.beta:g}-{setting.n_clients}-{seed}.npz"
         parts_of(config, setting, seed).without_validation().save(folder / "partitions" / name)
 
 
@@ -401,7 +418,7 @@ def measures(fitted: Fitted, study: Study, n_rounds: int) -> dict[str, float]:
     """Accuracy over clients, and what a round sends, all clients together, the last message to everybody included."""
     traffic = fitted.outcome.traffic
     return {
-        **over_clients("accuracy", fitted.marks, study.judged.sizes, larger_is_better=True),
+        **over_clients("accuracy", fitted.marks, [len(rows) for rows in study.parts.test], larger_is_better=True),
         "kB up a round": traffic.bytes_up / n_rounds / 1000,
         "kB down a round": traffic.bytes_down / n_rounds / 1000,
         **(never_joined(fitted.outcome) if study.join < 1 else {}),

@@ -23,6 +23,7 @@ from learn2pfed.experiments.images import (
     columns_of,
     leave_parts,
     measures,
+    notes_of,
     parts_of,
     refuse_missing,
     study_of,
@@ -107,6 +108,10 @@ class StartLayerExperiment(Experiment):
         measured = measures(fitted, study, n_rounds) | {"shared ratio": sent}
         detail = Detail(**task._asdict(), series=fitted.series) if fitted.series else None
         return Done(rows_of(task, fitted.outcome, fitted.seconds, measured), detail)
+
+    def notes(self, config: StartLayerConfig) -> list[str]:
+        """Which file says who has what."""
+        return notes_of(config)
 
     def leave(self, config: StartLayerConfig, folder: Path) -> None:
         """Who had which images."""

@@ -51,16 +51,15 @@ class Tuned(BaseModel):
         found = [(trial.mean, place) for place, trial in enumerate(last) if trial.mean is not None]
         return last[min(found)[1]] if found else None
 
-    def finalists(self, n: int) -> list[int]:
-        """Places of the n trials with the smallest errors."""
+    def finalists(self, n: int) -> list[Trial]:
+        """The n trials with the smallest errors."""
         found = [(trial.error, place) for place, trial in enumerate(self.trials) if trial.error is not None]
-        return [place for _, place in sorted(found)[:n]]
+        return [self.trials[place] for _, place in sorted(found)[:n]]
 
     def complete(self, n_trials: int, n_finalists: int) -> bool:
         """Whether there is nothing left to try."""
-        return len(self.trials) >= n_trials and all(
-            self.trials[place].again is not None for place in self.finalists(n_finalists)
-        )
+        last = self.finalists(n_finalists)
+        return len(self.trials) >= n_trials and all(trial.again is not None for trial in last)
 
 
 class Tunings(BaseModel):
@@ -118,18 +117,22 @@ def tune(name: str, config: dict[str, Any], n_trials: int, search: Search) -> Tu
         trials.append(_judged(name, config, search, values, place))
         error = trials[-1].error
         study.tell(trial, error, state=optuna.trial.TrialState.FAIL if error is None else None)
-    tuned = Tuned(method=search.method, trials=trials)
-    experiment = find(name)
-    for finalist in (tuned.trials[place] for place in tuned.finalists(experiment.finalists)):
+    tuned, experiment = Tuned(method=search.method, trials=trials), find(name)
+    while not tuned.complete(n_trials, experiment.finalists):
+        finalist = next(found for found in tuned.finalists(experiment.finalists) if found.again is None)
+        finalist.again = _error(experiment, experiment.validate_again, config, search, finalist.values)
         if finalist.again is None:
-            finalist.again = _error(experiment, experiment.validate_again, config, search, finalist.values)
+            finalist.error = None  # it left the finite numbers after all
+    last = [id(finalist) for finalist in tuned.finalists(experiment.finalists)]
+    for tried in tuned.trials:
+        tried.again = tried.again if id(tried) in last else None  # of an earlier tuning with fewer trials
     return tuned
 
 
 def _judged(name: str, config: dict[str, Any], search: Search, values: dict[str, Any], place: int) -> Trial:
     """What these values give on validation data."""
     if search.known[place : place + 1] and search.known[place].values == values:
-        return search.known[place]
+        return search.known[place].model_copy()
     experiment = find(name)
     return Trial(values=values, error=_error(experiment, experiment.validate, config, search, values))
 
