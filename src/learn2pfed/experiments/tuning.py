@@ -1,7 +1,7 @@
 """Tuning on validation data: the same number of trials for every method, the first with its defaults.
 
-Where an experiment has finalists, the few best trials of a method are tried again on other validation data: the best of
-many is partly the luckiest.
+Where an experiment has finalists, the few best trials of a method are tried again on other validation data, which
+alone decides between them: the best of many is partly the luckiest, and what made it so does not count twice.
 """
 
 from __future__ import annotations
@@ -30,11 +30,6 @@ class Trial(BaseModel):
     error: float | None
     again: float | None = None
 
-    @property
-    def mean(self) -> float | None:
-        """Of both errors, where there are both."""
-        return self.error if self.error is None or self.again is None else (self.error + self.again) / 2
-
 
 class Tuned(BaseModel):
     """All trials of one method."""
@@ -44,12 +39,13 @@ class Tuned(BaseModel):
 
     @property
     def best(self) -> Trial | None:
-        """The first trial with the smallest error, in the mean of both for finalists, if there are any; none where all
-        left the finite numbers.
+        """The finalist that did best again, or where there is none the trial with the smallest error, the first of
+        equals; none where all left the finite numbers.
         """
-        last = [trial for trial in self.trials if trial.again is not None] or self.trials
-        found = [(trial.mean, place) for place, trial in enumerate(last) if trial.mean is not None]
-        return last[min(found)[1]] if found else None
+        again = [(trial.again, place) for place, trial in enumerate(self.trials) if trial.again is not None]
+        once = [(trial.error, place) for place, trial in enumerate(self.trials) if trial.error is not None]
+        found = again or once
+        return self.trials[min(found)[1]] if found else None
 
     def finalists(self, n: int) -> list[Trial]:
         """The n trials with the smallest errors."""
