@@ -59,6 +59,7 @@ def tune_(
             n_trials=trials or 20,
             versions=versions("optuna"),
             config=config.model_dump(mode="json"),
+            tuned=[],
         )
         tunings = old or given
         tunings.n_trials = max(tunings.n_trials, given.n_trials)

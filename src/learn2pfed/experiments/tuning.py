@@ -66,7 +66,7 @@ class Tunings(BaseModel):
     n_trials: int
     versions: dict[str, str]
     config: dict[str, Any]
-    tuned: list[Tuned] = []
+    tuned: list[Tuned]
 
 
 class Search(NamedTuple):
