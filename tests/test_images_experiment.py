@@ -19,7 +19,9 @@ from learn2pfed.experiments.base import Done, Task
 from learn2pfed.experiments.images import METHODS, TITLES, ImagesConfig, ImagesExperiment, parts_of, study_of
 from learn2pfed.experiments.registry import configure, find
 from learn2pfed.experiments.resources import ResourcesConfig, ResourcesExperiment
+from learn2pfed.experiments.sharing import SharingConfig, SharingExperiment
 from learn2pfed.experiments.start_layer import StartLayerConfig, StartLayerExperiment
+from learn2pfed.report.drawing import Panel
 from learn2pfed.report.figures import figures
 from learn2pfed.report.tables import tables
 from learn2pfed.results.records import Details, Results
@@ -186,7 +188,7 @@ def test_step_sizes_are_sought_where_these_networks_have_them(folder: str, monke
     ]
 
 
-@pytest.mark.parametrize("name", ["images", "start-layer"])
+@pytest.mark.parametrize("name", ["images", "sharing", "start-layer"])
 def test_every_client_of_the_quick_table_gets_images(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     labels = np.arange(60_000) // 7 % 10
     monkeypatch.setattr(module, "_images", lambda source: Images(source, np.empty(0), labels, 10, 50_000))
@@ -199,7 +201,7 @@ def test_every_client_of_the_quick_table_gets_images(name: str, monkeypatch: pyt
 
 def test_all_that_is_missing_is_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEARN2PFED_DATA", str(tmp_path))
-    for experiment in (ImagesExperiment(), StartLayerExperiment()):
+    for experiment in (ImagesExperiment(), SharingExperiment(), StartLayerExperiment()):
         config = experiment.config_class.model_validate({"data": ("cifar10", "fashion-mnist")})
         both = "get with learn2pfed data get cifar10 and learn2pfed data get fashion-mnist"
         with pytest.raises(Learn2pFedError, match=both):
@@ -287,6 +289,33 @@ def test_the_plug_in_starts_at_every_layer_with_either_backbone(folder: str) -> 
     assert 0 < ratios["from head, local"] < ratios["from convolutions.1, local"] < 1
     with pytest.raises(Learn2pFedError, match=r"no layer 'fc3' with parameters; there are convolutions\.0"):
         experiment.tasks(config.model_copy(update={"starts": ("fc3",)}))
+
+
+def test_s_held_and_learned_differ_in_s_alone(folder: str) -> None:
+    experiment = SharingExperiment()
+    small = {"data": (folder,), "betas": (5.0,), "clients": (3,), "n_seeds": 1, "model": "cnn-10-20", "n_rounds": 10}
+    config = SharingConfig.model_validate(small | {"shares": (0.0, 0.4)})
+    found = {task: experiment.run(config, task) for task in experiment.tasks(config)}
+    assert [task.algorithm for task in found] == ["s = 0", "s = 0.4", "s learned"]
+    rows = [row for one in found.values() for row in one.rows]
+    none, held, learned = ({row.metric: row.value for row in one.rows} for one in found.values())
+    assert (none["s"], held["s"]) == pytest.approx((0, 0.4))
+    assert 0 < learned["s"] < 1
+    assert learned["s"] != 0.5
+    assert none["kB up a round"] == held["kB up a round"] < learned["kB up a round"]  # by its slopes
+
+    study = study_of(config, next(iter(config.names().values())), 0)
+    forms = [form(study, 0).settings for form in experiment.forms(config).values()]
+    assert len({form.model_copy(update={"share": None}).model_dump_json() for form in forms}) == 1
+
+    details = [one.detail for one in found.values() if one.detail]
+    results = Results(experiment="sharing", preset="quick", versions={}, config=config.model_dump(), rows=rows)
+    figure = next(figure for figure in figures(results, Details(details=details)) if figure.name == "sharing")
+    (panel,) = figure.panels
+    assert isinstance(panel, Panel)
+    by_s, dot = panel.series
+    assert list(zip(by_s.x, by_s.y, strict=True)) == [(one["s"], one["accuracy"]) for one in (none, held)]
+    assert (dot.x, dot.y, dot.kind) == ([learned["s"]], [learned["accuracy"]], "dots")
 
 
 def test_what_a_round_asks_of_a_client() -> None:

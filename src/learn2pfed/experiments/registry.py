@@ -27,6 +27,7 @@ from learn2pfed.experiments.panels import PanelsExperiment
 from learn2pfed.experiments.polynomial import PolynomialExperiment, QualityExperiment
 from learn2pfed.experiments.power import PowerExperiment
 from learn2pfed.experiments.resources import ResourcesExperiment
+from learn2pfed.experiments.sharing import SharingExperiment
 from learn2pfed.experiments.start_layer import StartLayerExperiment
 
 Item = TypeVar("Item")
@@ -43,6 +44,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         PowerExperiment(),
         JoiningExperiment(),
         ImagesExperiment(),
+        SharingExperiment(),
         StartLayerExperiment(),
         ResourcesExperiment(),
     )

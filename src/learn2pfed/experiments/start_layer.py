@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
 from learn2pfed.algorithms.plug_in import Backbone, PlugIn
 from learn2pfed.algorithms.rounds import Rounds
-from learn2pfed.experiments.base import Column, Done, Experiment, Task, rows_of
-from learn2pfed.experiments.comparing import OwnSettings, every_method, fit, looks
-from learn2pfed.experiments.images import (
-    POINTS,
-    QUICK,
-    START,
-    SharedOut,
-    Study,
-    columns_of,
-    leave_parts,
-    measures,
-    notes_of,
-    parts_of,
-    refuse_missing,
-    study_of,
-    with_network,
-)
+from learn2pfed.experiments.comparing import Fitted, OwnSettings, every_method
+from learn2pfed.experiments.forms import Form, Forms
+from learn2pfed.experiments.images import START, SharedOut, Study, with_network
 from learn2pfed.models.network import attach
-from learn2pfed.results.records import Detail, Row
 
 BACKBONES: tuple[Backbone, ...] = ("local", "shared")
 
@@ -53,12 +37,7 @@ class StartLayerConfig(SharedOut):
     )
 
 
-def title(start: str, backbone: str) -> str:
-    """As the table lists it."""
-    return f"from {start}, {backbone}"
-
-
-class StartLayerExperiment(Experiment):
+class StartLayerExperiment(Forms):
     """Table V."""
 
     name = "start-layer"
@@ -69,64 +48,25 @@ class StartLayerExperiment(Experiment):
         "`learn2pfed run images`. The shared ratio is the part of the parameters that travels."
     )
     config_class = StartLayerConfig
-    tuned_as = "images"
     tuning = "Settings of the plug-in are those of `learn2pfed run images`."
-    presets = {  # noqa: RUF012
-        "quick": QUICK,
-        "paper": {"n_rounds": 500},
-    }
 
     def variants(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         """The layers before it at home, or averaged."""
         return BACKBONES
 
-    def tasks(self, config: StartLayerConfig) -> list[Task]:
-        """Setting by setting."""
-        refuse_missing(config.data)
-        for setting, seed in product(config.names().values(), config.seeds):
-            parts_of(config, setting, seed)
-        for setting, how in product(config.names().values(), product(config.starts, config.backbones)):
-            study = study_of(config, setting, config.first_seed)  # refuses what can't be, before anything runs
-            algorithm_of(config, *how, study, config.first_seed).check(study.train)
-        return [
-            Task(setting, title(start, backbone), seed)
-            for setting in config.names()
-            for seed in config.seeds
-            for start in config.starts
-            for backbone in config.backbones
-        ]
+    def forms(self, config: StartLayerConfig) -> Mapping[str, Form]:
+        """From every layer, with every backbone."""
+        return {
+            f"from {start}, {backbone}": partial(_algorithm_of, config, start, backbone)
+            for start, backbone in product(config.starts, config.backbones)
+        }
 
-    def run(self, config: StartLayerConfig, task: Task) -> Done:
-        """Fit, and judge on the test images."""
-        study = study_of(config, config.names()[task.setting], task.seed)
-        how = next(how for how in product(config.starts, config.backbones) if title(*how) == task.algorithm)
-        algorithm = algorithm_of(config, *how, study, task.seed)
-        n_rounds = algorithm.settings.n_rounds
-        at = looks(n_rounds, POINTS) if task.seed == config.first_seed else ()
-        fitted = fit(algorithm, config.engine, study.train, study.judged, at)
-        sent = len(fitted.outcome.global_model) / algorithm.network.n_parameters
-        measured = measures(fitted, study, n_rounds) | {"shared ratio": sent}
-        detail = Detail(**task._asdict(), series=fitted.series) if fitted.series else None
-        return Done(rows_of(task, fitted.outcome, fitted.seconds, measured), detail)
-
-    def notes(self, config: StartLayerConfig) -> list[str]:
-        """Which file says who has what."""
-        return notes_of(config)
-
-    def leave(self, config: StartLayerConfig, folder: Path) -> None:
-        """Who had which images."""
-        leave_parts(config, folder)
-
-    def rank(self, algorithm: str) -> float:
-        """In the order in which they ran."""
-        return 0.0
-
-    def columns(self, rows: Sequence[Row]) -> list[Column]:
-        """Each metric over the settings."""
-        return columns_of(rows)
+    def beside(self, algorithm: Rounds, fitted: Fitted) -> dict[str, float]:
+        """How much travels."""
+        return {"shared ratio": len(fitted.outcome.global_model) / algorithm.network.n_parameters}
 
 
-def algorithm_of(config: StartLayerConfig, start: str, backbone: str, study: Study, seed: int) -> Rounds:
+def _algorithm_of(config: StartLayerConfig, start: str, backbone: str, study: Study, seed: int) -> Rounds:
     """The plug-in from that layer on."""
     own = {**config.own[PlugIn.name], "backbone": backbone}
     return with_network(config, PlugIn.name, own, study, seed, partial(attach, start=start))

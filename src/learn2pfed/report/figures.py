@@ -11,7 +11,13 @@ from learn2pfed.data.polynomial import BASE, FEATURES
 from learn2pfed.experiments.base import Column
 from learn2pfed.experiments.registry import find
 from learn2pfed.report.drawing import COLOURS, Dumbbell, Figure, Panel, Series, line_of
-from learn2pfed.report.image_figures import bytes_figure, confusion_figure, participation_figure, partition_figure
+from learn2pfed.report.image_figures import (
+    bytes_figure,
+    confusion_figure,
+    participation_figure,
+    partition_figure,
+    sharing_figure,
+)
 from learn2pfed.report.tables import LARGER_IS_BETTER, method_of, order, values_of
 from learn2pfed.results.records import Detail, Details, Results
 
@@ -396,5 +402,6 @@ MAKERS: dict[str, tuple[Maker, ...]] = {
     "layers": (depth_figure, lagrangian_figure),
     "power": (methods_figure, forecasts_figure, lags_figure, clients_figure, plane_figure, rounds_figure),
     "images": (methods_figure, participation_figure, bytes_figure, rounds_figure, partition_figure, confusion_figure),
+    "sharing": (sharing_figure, rounds_figure),
     "start-layer": (methods_figure, bytes_figure, rounds_figure),
 }

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from learn2pfed.experiments.base import Column
 from learn2pfed.experiments.registry import find
-from learn2pfed.report.drawing import Figure, Heat, Panel, Series, line_of
-from learn2pfed.report.tables import order
+from learn2pfed.experiments.sharing import LEARNED
+from learn2pfed.report.drawing import COLOURS, Figure, Heat, Panel, Series, line_of
+from learn2pfed.report.tables import order, values_of
 from learn2pfed.results.records import Detail, Results
 
 COUNTS = ("#ffffff", "#9ecae1", "#08306b")
@@ -78,6 +80,32 @@ def bytes_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
         "message to everybody; first trial."
     )
     return Figure("bytes", "Accuracy against communication", caption, tuple(panels), 2) if panels else None
+
+
+def sharing_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
+    """Accuracy over s, held and learned."""
+    panels = []
+    for column in find(results.experiment).columns(results.rows):
+        if column.metric != "accuracy":
+            continue
+        points = {}
+        for name in order(results):
+            values = values_of(results.rows, name, column)
+            shares = values_of(results.rows, name, Column(column.setting, "s"))
+            if values and shares:
+                points[name] = float(np.mean(shares)), float(np.mean(values))
+        learned = points.pop(LEARNED, None)
+        held = sorted(points.values())
+        series = [Series("held at one value", [s for s, _ in held], [mean for _, mean in held])] if held else []
+        if learned:
+            series.append(Series("learned", [learned[0]], [learned[1]], "dots", COLOURS[1]))
+        if series:
+            panels.append(Panel(column.setting, tuple(series), "s", "accuracy"))
+    caption = (
+        "Mean accuracy over clients and trials, with s held at one value for all tensors (0: all shared, 1: the "
+        "client's own) and learned, shown at the mean of s over tensors."
+    )
+    return Figure("sharing", "Accuracy over s", caption, tuple(panels), 2) if panels else None
 
 
 def confusion_figure(results: Results, details: Sequence[Detail]) -> Figure | None:

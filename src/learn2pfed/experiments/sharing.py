@@ -1,0 +1,60 @@
+"""What learning participation adds: the same method, with s learned and with s held at one value after another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from learn2pfed.algorithms.rounds import Rounds
+from learn2pfed.algorithms.whole_network import WholeNetwork
+from learn2pfed.experiments.comparing import Fitted, OwnSettings, every_method
+from learn2pfed.experiments.forms import Form, Forms
+from learn2pfed.experiments.images import START, SharedOut, Study, with_network
+from learn2pfed.models.network import Network
+
+LEARNED = "s learned"
+
+
+class SharingConfig(SharedOut):
+    """The images of Table IV, with the values of s."""
+
+    clients: tuple[int, ...] = Field((10,), min_length=1, description="numbers of clients")
+    shares: tuple[Annotated[float, Field(ge=0, le=1)], ...] = Field(
+        (0.0, 0.1, 0.25, 0.5, 0.75, 1.0), min_length=1, description="values of s; beside them it is learned"
+    )
+    head: str | None = Field("head", coerce_numbers_to_str=True, description="the part that is last")
+    own: Annotated[OwnSettings, BeforeValidator(every_method((WholeNetwork.name,), **START))] = Field(
+        {}, validate_default=True
+    )
+
+
+class SharingExperiment(Forms):
+    """Rows by s."""
+
+    name = "sharing"
+    title = "What learning participation adds"
+    about = (
+        "Learn2pFed with s held at one value for all tensors, 0 for all shared and 1 for the client's own, and with s "
+        "learned. All else is the same, but that with s learned some images are set aside until it is. Images, "
+        "clients and networks as in `learn2pfed run images`."
+    )
+    config_class = SharingConfig
+    tuning = "Settings are those of Learn2pFed in `learn2pfed run images`, where s is learned."
+
+    def forms(self, config: SharingConfig) -> Mapping[str, Form]:
+        """s at every value, and learned."""
+        held = {f"s = {share:g}": partial(_algorithm_of, config, share) for share in config.shares}
+        return held | {LEARNED: partial(_algorithm_of, config, None)}
+
+    def beside(self, algorithm: Rounds, fitted: Fitted) -> dict[str, float]:
+        """s, mean over tensors."""
+        return {"s": float(fitted.outcome.insight["share"].mean())}
+
+
+def _algorithm_of(config: SharingConfig, share: float | None, study: Study, seed: int) -> Rounds:
+    """Learn2pFed with that s."""
+    own = {**config.own[WholeNetwork.name], "share": share}
+    return with_network(config, WholeNetwork.name, own, study, seed, lambda module: Network(module, config.head))
