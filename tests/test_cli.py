@@ -94,6 +94,26 @@ def test_resume_does_only_what_is_left(here: Path, monkeypatch: pytest.MonkeyPat
     assert [row["value"] for row in again].count(0.125) == 5
 
 
+def test_a_method_that_diverges_is_a_result_and_the_others_go_on(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = ["--algorithms", "fedavg,pfedme", "--seeds", "1", "--jobs", "1", "--set", "n_rounds=2", "--set", "settings=3"]
+    wild = ["--set", "polynomial.pfedme.alpha=1e9"]
+    assert call(monkeypatch, "run", "polynomial", *few, *wild) == 0
+    said = capsys.readouterr().out
+    assert "pFedMe, polynomial, setting 3, seed 0: pFedMe left the finite numbers: lower its step size." in said
+    assert said.count("diverged (1/1)") == said.count("Polynomial regression: ") > 1  # in every table
+    file = here / "runs" / "polynomial" / "results.json"
+    rows = json.loads(file.read_text())["rows"]
+    gone = [row for row in rows if row["algorithm"] == "pFedMe, polynomial"]
+    assert [(row["metric"], row["value"]) for row in gone] == [("diverged", 1.0)]
+    assert {"FedAvg, MLP", "FedAvg, polynomial", "pFedMe, MLP"} <= {row["algorithm"] for row in rows}
+
+    monkeypatch.setattr("learn2pfed.experiments.registry.spread", lambda work, tasks, n_jobs: iter(tasks or ()))
+    assert call(monkeypatch, "run", "polynomial", *few, *wild, "--resume") == 0  # nothing is left to do
+    assert json.loads(file.read_text())["rows"] == rows
+
+
 def test_fits_of_another_run_are_taken_over_if_nothing_behind_them_changed(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,7 +23,7 @@ from learn2pfed.report.html import Page, page_of_experiment, render_page, write_
 from learn2pfed.report.interactive import draw_interactive
 from learn2pfed.report.still import draw_files
 from learn2pfed.report.tables import Table, mean_std, tables
-from learn2pfed.results.records import Detail, Details, Results, Row, versions
+from learn2pfed.results.records import DIVERGED, Detail, Details, Results, Row, versions
 from learn2pfed.results.store import read_details, read_results, write_whole
 
 
@@ -91,6 +91,23 @@ def test_a_column_that_no_row_fills_is_left_out() -> None:
     both = [*every, *rows("FedAvg, polynomial", 0.25, setting="2")]
     (rmse, *_) = tables(made().model_copy(update={"rows": both}))
     assert rmse.head == ("RMSE", "setting 1 · polynomial", "setting 2 · MLP", "setting 2 · polynomial")
+
+
+def test_trials_that_diverged_are_said_and_not_averaged_away() -> None:
+    gone = rows("Ditto, LSTM", 1.0, 1.0, 1.0)[2].model_copy(update={"metric": DIVERGED})
+    every = rows("Ditto, LSTM", 0.1, 0.1) + [gone] + rows("FedAvg, LSTM", 0.9, 0.9, 0.9)
+    every += rows("Learn2pFed, LSTM", 0.5, 0.5, 0.5) + [gone.model_copy(update={"algorithm": "FedPer, LSTM"})]
+    lead, rmse, *others = tables(made("power").model_copy(update={"rows": every}))
+    assert [row[3] for row in lead.body] == ["FedAvg, LSTM"]
+    assert rmse.title.endswith(": RMSE")
+    assert dict(rmse.body) == {
+        "FedAvg": "0.900 ± 0",
+        "FedPer": "diverged (1/1)",
+        "Ditto": "diverged (1/3)",
+        "Learn2pFed": "0.500 ± 0",
+    }
+    assert rmse.is_text == [True, False]
+    assert not any(DIVERGED in table.title for table in others)
 
 
 def test_the_quality_table_takes_medians_of_ratios() -> None:

@@ -23,7 +23,7 @@ from learn2pfed.cli.common import (
     rich_table,
     stoppable,
 )
-from learn2pfed.errors import Learn2pFedError
+from learn2pfed.errors import DivergenceError, Learn2pFedError
 from learn2pfed.experiments.base import Experiment, Task
 from learn2pfed.experiments.registry import (
     EXPERIMENTS,
@@ -38,7 +38,7 @@ from learn2pfed.models.modules import MODELS
 from learn2pfed.report.docs import update_tables
 from learn2pfed.report.html import write_report
 from learn2pfed.report.tables import Table, mean_std, tables
-from learn2pfed.results.records import Detail, Results, Row, versions
+from learn2pfed.results.records import DIVERGED, Detail, Results, Row, versions
 from learn2pfed.results.store import RunFolder, begun, read_details, read_results
 from learn2pfed.unrolled.settings import Settings
 
@@ -110,7 +110,7 @@ def run(
             _work(chosen, config, folder, tasks, [task for task in tasks if tuple(task) not in done], jobs)
         except Exception:
             folder.discard_if_empty()
-            if folder.results.rows:
+            if not folder.results.empty:
                 console.print(f"\n{goes_on(f'run {experiment}', path)}", highlight=False, soft_wrap=True)
             raise
         chosen.leave(config, folder.path)
@@ -139,20 +139,30 @@ def _versions(results: Results) -> str:
 
 
 def _work(chosen: Experiment, config: Any, folder: RunFolder, tasks: list[Task], todo: list[Task], jobs: int) -> None:
-    """Do what is left to do, with a bar, and a line whenever a method is through with a setting."""
+    """Do what is left to do, with a bar, and a line whenever a method is through with a setting; where every fit
+    diverged there is nothing to show.
+    """
+    complaints = []
     with progress_bar() as bar:
         shown = bar.add_task(chosen.title, total=len(tasks), completed=len(tasks) - len(todo))
-        for task, (rows, detail) in run_all(chosen, config, todo, jobs, folder.partial):
-            folder.add(rows, detail)
+        for task, done in run_all(chosen, config, todo, jobs, folder.partial):
+            folder.add(done.rows, done.detail)
             bar.advance(shown)
+            if done.complaint:
+                complaints.append(done.complaint)
+                bar.console.print(done.complaint, highlight=False, soft_wrap=True)
             group = _group(folder, task)
             if len({row.seed for row in group}) == sum(other[:2] == task[:2] for other in tasks):
                 bar.console.print(_line(task, group), highlight=False, soft_wrap=True)
     folder.tidy()
+    if complaints and folder.results.empty:
+        raise DivergenceError(complaints[0])
 
 
 def _group(folder: RunFolder, task: Task) -> list[Row]:
-    return [r for r in folder.results.rows if (r.setting, r.algorithm) == (task.setting, task.algorithm)]
+    """What was measured of the method in the setting."""
+    rows = [row for row in folder.results.rows if row.metric != DIVERGED]
+    return [row for row in rows if (row.setting, row.algorithm) == (task.setting, task.algorithm)]
 
 
 def _line(task: Task, rows: list[Row]) -> str:

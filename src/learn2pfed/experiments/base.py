@@ -16,7 +16,7 @@ from torch import Tensor
 from learn2pfed.algorithms.base import Outcome
 from learn2pfed.data.federated import FederatedData
 from learn2pfed.errors import Learn2pFedError
-from learn2pfed.results.records import Detail, Row
+from learn2pfed.results.records import DIVERGED, Detail, Row
 from learn2pfed.search import Space
 
 
@@ -33,6 +33,7 @@ class Done(NamedTuple):
 
     rows: list[Row]
     detail: Detail | None
+    complaint: str = ""  # of a fit that diverged
 
 
 class Column(NamedTuple):
@@ -188,6 +189,6 @@ def rows_of(task: Task, outcome: Outcome, seconds: float, errors: dict[str, floa
 def by_setting_and_metric(rows: Sequence[Row]) -> list[Column]:
     """Every (setting, metric) in order of first appearance, settings sorted."""
     settings: dict[str, set[str]] = {}
-    for row in rows:
+    for row in (row for row in rows if row.metric != DIVERGED):
         settings.setdefault(row.metric, set()).add(row.setting)
     return [Column(setting, metric) for metric, found in settings.items() for setting in sorted(found)]

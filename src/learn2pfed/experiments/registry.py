@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from pydantic import ValidationError
 
-from learn2pfed.errors import Learn2pFedError, instead, sentence
+from learn2pfed.errors import DivergenceError, Learn2pFedError, instead, sentence
 from learn2pfed.experiments.ablation import AblationExperiment
 from learn2pfed.experiments.base import Config, Done, Experiment, Task
 from learn2pfed.experiments.checkpoints import kept_in
@@ -29,6 +29,7 @@ from learn2pfed.experiments.power import PowerExperiment
 from learn2pfed.experiments.resources import ResourcesExperiment
 from learn2pfed.experiments.sharing import SharingExperiment
 from learn2pfed.experiments.start_layer import StartLayerExperiment
+from learn2pfed.results.records import DIVERGED, Row
 
 Item = TypeVar("Item")
 Gift = TypeVar("Gift")
@@ -183,13 +184,17 @@ def _unknown(name: str, place: int, tree: dict[str, Any]) -> Learn2pFedError:
 
 
 def work(name: str, config: dict[str, Any], partial_in: Path | None, task: Task) -> Done:
-    """One task, in a process of its own; a complaint says which task it was."""
+    """One task, in a process of its own; a complaint says which task it was. That a method diverges is a result."""
     experiment = find(name)
     try:
         with kept_in(partial_in, task):
             return experiment.run(experiment.config_class.model_validate(config), task)
     except Learn2pFedError as error:
-        raise type(error)(f"{task.algorithm}, setting {task.setting}, seed {task.seed}: {error}") from error
+        complaint = f"{task.algorithm}, setting {task.setting}, seed {task.seed}: {error}"
+        if not isinstance(error, DivergenceError):
+            raise type(error)(complaint) from error
+        row = Row(**task._asdict(), metric=DIVERGED, value=1.0, seconds=0.0, bytes_up=0, bytes_down=0)
+        return Done([row], None, complaint)
 
 
 def run_all(

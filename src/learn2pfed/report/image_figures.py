@@ -62,22 +62,24 @@ def participation_figure(results: Results, details: Sequence[Detail]) -> Figure 
 
 
 def bytes_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
-    """Accuracy against all that was sent so far."""
+    """Accuracy against all that was sent so far; who sends nothing is a level that has to be passed."""
     names, panels = order(results), []
     for column in find(results.experiment).columns(results.rows):
         if column.metric != "accuracy":
             continue
-        series = []
-        for name in names:
-            detail = next((d for d in details if (d.algorithm, d.setting) == (name, column.setting)), None)
-            if detail is None or not any(detail.series.get("sent", ())):
-                continue
-            series.append(Series(name, detail.series["sent"], detail.series["curve"], "line", *line_of(name, names)))
-        if series:
-            panels.append(Panel(column.setting, tuple(series), "MB sent, both ways", "accuracy"))
+        found = {d.algorithm: d.series for d in details if d.setting == column.setting and d.series.get("sent")}
+        most = max((series["sent"][-1] for series in found.values()), default=0.0)
+        drawn = []
+        for name in (name for name in names if name in found and most):
+            sent, curve = found[name]["sent"], found[name]["curve"]
+            if not any(sent):
+                sent, curve = [0.0, most], [curve[-1]] * 2
+            drawn.append(Series(name, sent, curve, "line", *line_of(name, names)))
+        if drawn:
+            panels.append(Panel(column.setting, tuple(drawn), "MB sent, both ways", "accuracy"))
     caption = (
         "Mean accuracy over clients against all bytes sent until then, to and from all clients, without the last "
-        "message to everybody; first trial."
+        "message to everybody; first trial. What sends nothing is drawn across, at its last round's accuracy."
     )
     return Figure("bytes", "Accuracy against communication", caption, tuple(panels), 2) if panels else None
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from learn2pfed.experiments.base import Column
 from learn2pfed.experiments.panels import sizes_of
 from learn2pfed.experiments.registry import find
-from learn2pfed.results.records import Results, Row
+from learn2pfed.results.records import DIVERGED, Results, Row
 
 LARGER_IS_BETTER = {"RMSE": False, "accuracy": True}
 """The metrics by which methods are compared."""
@@ -68,9 +68,19 @@ def mean_std(values: Sequence[float]) -> str:
 
 
 def values_of(rows: Sequence[Row], algorithm: str, column: Column) -> list[float]:
-    """The values of one entry of the table, by seed."""
-    chosen = [r for r in rows if (r.algorithm, r.setting, r.metric) == (algorithm, column.setting, column.metric)]
-    return [row.value for row in sorted(chosen, key=lambda row: row.seed)]
+    """The values of one entry of the table, by seed; none where a trial diverged: the others' mean would flatter."""
+    own = [row for row in rows if (row.algorithm, row.setting) == (algorithm, column.setting)]
+    chosen = [row for row in own if row.metric == column.metric]
+    gone = any(row.metric == DIVERGED for row in own)
+    return [] if gone else [row.value for row in sorted(chosen, key=lambda row: row.seed)]
+
+
+def shown(rows: Sequence[Row], algorithm: str, column: Column) -> str:
+    """One entry of the table: `mean ± std`, or in how many trials the method diverged."""
+    values = values_of(rows, algorithm, column)
+    own = [row for row in rows if (row.algorithm, row.setting) == (algorithm, column.setting)]
+    gone, seeds = sum(row.metric == DIVERGED for row in own), len({row.seed for row in own})
+    return mean_std(values) if values else f"diverged ({gone}/{seeds})" if gone else ""
 
 
 def order(results: Results) -> list[str]:
@@ -89,7 +99,7 @@ def metric_table(results: Results, metric: str) -> Table:
     for method in dict.fromkeys(method_of(algorithm, known) for algorithm in order(results)):
         entries = [_entry(rows, method, *place, variants) for place in heads.values()]
         if any(entries):
-            body.append((method, *(mean_std(entry) if entry else "" for entry in entries)))
+            body.append((method, *entries))
     return _without_empty(Table(f"{experiment.title}: {metric}", (metric, *heads), tuple(body)))
 
 
@@ -110,10 +120,10 @@ def method_of(algorithm: str, variants: Sequence[str]) -> str:
     return name if variant in variants else algorithm
 
 
-def _entry(rows: Sequence[Row], method: str, column: Column, variant: str, variants: Sequence[str]) -> list[float]:
-    """Values of a method's variant; a method without variants stands in the last column."""
-    entry = values_of(rows, f"{method}, {variant}", column)
-    return entry or (values_of(rows, method, column) if variant == variants[-1] else [])
+def _entry(rows: Sequence[Row], method: str, column: Column, variant: str, variants: Sequence[str]) -> str:
+    """Of a method's variant; a method without variants stands in the last column."""
+    entry = shown(rows, f"{method}, {variant}", column)
+    return entry or (shown(rows, method, column) if variant == variants[-1] else "")
 
 
 def cost_table(results: Results) -> Table:
@@ -273,9 +283,9 @@ def bytes_table(results: Results) -> Table:
     mean: dict[tuple[str, str], tuple[float, float]] = {}
     for name, column in product(order(results), columns):
         own = [row for row in rows if (row.algorithm, row.setting, row.metric) == (name, *column)]
-        if own:
+        if values := values_of(rows, name, column):
             sent = statistics.fmean(row.bytes_up + row.bytes_down for row in own)
-            mean[name, column.setting] = statistics.fmean(row.value for row in own), sent
+            mean[name, column.setting] = statistics.fmean(values), sent
     head = (f"bytes of {ours} / of", *(f"setting {column.setting}" for column in columns))
     body = []
     for name in order(results):

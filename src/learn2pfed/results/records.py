@@ -8,6 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+DIVERGED = "diverged"
+"""The one metric, 1, of a fit that left the finite numbers."""
+
 
 class Row(BaseModel):
     """One number: which method on which data gave which error, at what cost."""
@@ -56,6 +59,11 @@ class Results(BaseModel):
     def done(self) -> set[tuple[str, str, int]]:
         """(setting, algorithm, seed) that are finished."""
         return {(row.setting, row.algorithm, row.seed) for row in self.rows}
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was measured."""
+        return all(row.metric == DIVERGED for row in self.rows)
 
 
 class Details(BaseModel):

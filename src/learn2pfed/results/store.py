@@ -160,7 +160,7 @@ class RunFolder:
     def discard_if_empty(self) -> None:
         """Leave nothing behind where nothing was measured, and nothing is under way."""
         under_way = self.partial.is_dir() and any(self.partial.iterdir())
-        if not self.results.rows and not under_way:
+        if self.results.empty and not under_way:
             self.tidy()
             for name in ("config.toml", "details.json", "results.json"):
                 (self.path / name).unlink(missing_ok=True)
