@@ -242,7 +242,7 @@ def test_ctrl_c_leaves_a_run_that_can_go_on(here: Path) -> None:
         (["report", "absent"], "can't be read"),
         (["report", "taken"], "is not a results file of learn2pfed"),
         (
-            ["run", "polynomial", "--algorithms", "learn2pfed", "--set", "learn2pfed.learning_rate=1000.0"],
+            "run polynomial --algorithms learn2pfed --seeds 1 --set settings=1 --set learn2pfed.learning_rate=1e3".split(),
             "Learn2pFed, setting 1, seed 0: Learn2pFed diverged at epoch",
         ),
     ],

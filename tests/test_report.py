@@ -95,8 +95,8 @@ def test_a_column_that_no_row_fills_is_left_out() -> None:
 
 def test_trials_that_diverged_are_said_and_not_averaged_away() -> None:
     gone = rows("Ditto, LSTM", 1.0, 1.0, 1.0)[2].model_copy(update={"metric": DIVERGED})
-    every = rows("Ditto, LSTM", 0.1, 0.1) + [gone] + rows("FedAvg, LSTM", 0.9, 0.9, 0.9)
-    every += rows("Learn2pFed, LSTM", 0.5, 0.5, 0.5) + [gone.model_copy(update={"algorithm": "FedPer, LSTM"})]
+    every = [*rows("Ditto, LSTM", 0.1, 0.1), gone, *rows("FedAvg, LSTM", 0.9, 0.9, 0.9)]
+    every += [*rows("Learn2pFed, LSTM", 0.5, 0.5, 0.5), gone.model_copy(update={"algorithm": "FedPer, LSTM"})]
     lead, rmse, *others = tables(made("power").model_copy(update={"rows": every}))
     assert [row[3] for row in lead.body] == ["FedAvg, LSTM"]
     assert rmse.title.endswith(": RMSE")
