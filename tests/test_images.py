@@ -182,6 +182,11 @@ BAD: dict[str, tuple[Files, str]] = {
         "has 784 RGB pixels a row, not 1024 RGB pixels: get it again",
     ),
     "a grey png": (png_files() | {"test_batch.png": png(np.zeros((2, 1024), np.uint8))}, "has 1024 L pixels a row"),
+    "a label far beyond": (
+        png_files() | {"test_lables.json": b"[1%s, 3]" % (b"0" * 30)},
+        "test_lables.json has labels far beyond 0 to 9: get it again",
+    ),
+    "lists in lists": (png_files() | {"test_lables.json": b"[" * 100_000}, "test_lables.json is truncated or damaged"),
     "a label below range": (png_files() | {"test_lables.json": b"[-1, 3]"}, "label -1 of image 0 is none of 0 to 9"),
     "cut labels": (png_files() | {"train_lables.json": b"[1, 2"}, "train_lables.json is truncated or damaged"),
     "other labels": (png_files() | {"train_lables.json": b'["a", true]'}, "train_lables.json is no list of whole"),

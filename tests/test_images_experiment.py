@@ -145,9 +145,9 @@ def test_a_run_leaves_who_had_what_and_another_takes_it(folder: str, tmp_path: P
     here, there = study_of(taken, setting, 0), study_of(config, setting, 1)
     assert all(np.array_equal(a, b) for a, b in zip(here.parts.train, there.parts.train, strict=True))
     assert torch.equal(here.judged.X, there.judged.X)
-    (note,) = experiment.notes(taken)
+    _, note = experiment.notes(taken)
     assert note.startswith(f"Who has what is as in {file} (SHA-256 ")
-    assert experiment.notes(taken.model_copy(update={"rule": file.replace("-1.npz", "-0.npz")})) != [note]
+    assert experiment.notes(taken.model_copy(update={"rule": file.replace("-1.npz", "-0.npz")}))[1] != note
     assert experiment.notes(config) == []
     assert "leave the file of index lists out" in experiment.untunable(taken)
     assert not experiment.untunable(config)
@@ -296,26 +296,70 @@ def test_s_held_and_learned_differ_in_s_alone(folder: str) -> None:
     small = {"data": (folder,), "betas": (5.0,), "clients": (3,), "n_seeds": 1, "model": "cnn-10-20", "n_rounds": 10}
     config = SharingConfig.model_validate(small | {"shares": (0.0, 0.4)})
     found = {task: experiment.run(config, task) for task in experiment.tasks(config)}
-    assert [task.algorithm for task in found] == ["s = 0", "s = 0.4", "s learned"]
+    assert [task.algorithm for task in found] == ["s = 0", "s = 0.4", "s learned", "s learned, head by parameter"]
     rows = [row for one in found.values() for row in one.rows]
-    none, held, learned = ({row.metric: row.value for row in one.rows} for one in found.values())
+    none, held, learned, fine = ({row.metric: row.value for row in one.rows} for one in found.values())
     assert (none["s"], held["s"]) == pytest.approx((0, 0.4))
     assert 0 < learned["s"] < 1
     assert learned["s"] != 0.5
-    assert none["kB up a round"] == held["kB up a round"] < learned["kB up a round"]  # by its slopes
+    ups = [one["kB up a round"] for one in (none, held, learned, fine)]
+    assert ups[0] == ups[1] < ups[2] < ups[3]  # by slopes
+    assert held["s, std over blocks"] == 0 < learned["s, std over blocks"]
+    assert fine["s, std over blocks"] > 0
 
     study = study_of(config, next(iter(config.names().values())), 0)
     forms = [form(study, 0).settings for form in experiment.forms(config).values()]
-    assert len({form.model_copy(update={"share": None}).model_dump_json() for form in forms}) == 1
+    alike = {"share": None, "head_blocks": "tensor"}
+    assert len({form.model_copy(update=alike).model_dump_json() for form in forms}) == 1
+    assert [form.head_blocks for form in forms] == ["tensor"] * 3 + ["parameter"]
 
     details = [one.detail for one in found.values() if one.detail]
     results = Results(experiment="sharing", preset="quick", versions={}, config=config.model_dump(), rows=rows)
     figure = next(figure for figure in figures(results, Details(details=details)) if figure.name == "sharing")
     (panel,) = figure.panels
     assert isinstance(panel, Panel)
-    by_s, dot = panel.series
+    by_s, dot, other = panel.series
     assert list(zip(by_s.x, by_s.y, strict=True)) == [(one["s"], one["accuracy"]) for one in (none, held)]
     assert (dot.x, dot.y, dot.kind) == ([learned["s"]], [learned["accuracy"]], "dots")
+    assert (other.x, other.y, other.kind) == ([fine["s"]], [fine["accuracy"]], "dots")
+    assert other.colour != dot.colour
+
+
+def test_forms_are_taken_over_whatever_else_is_run_beside_them() -> None:
+    sharing, start_layer = SharingExperiment(), StartLayerExperiment()
+
+    def behind(experiment: Any, **changes: Any) -> Any:
+        config = configure(experiment, "quick", changes).model_dump(mode="json")
+        return experiment.behind(config, Task("cifar10, 0.1, 10 clients", "s = 0.5", 0))
+
+    for experiment in (sharing, start_layer):
+        for changes in ({"n_seeds": 9}, {"data": ["fashion-mnist"]}, {"betas": [0.3]}, {"clients": [7]}):
+            assert behind(experiment, **changes) == behind(experiment)
+        for other in ({"n_rounds": 3}, {"n_images": 100}, {"first_seed": 1}):
+            assert behind(experiment, **other) != behind(experiment)
+    assert behind(sharing, shares=[0.3]) == behind(sharing) != behind(sharing, **{"own.learn2pfed.rho": 0.5})
+    assert behind(start_layer, starts=["head"], backbones=["local"]) == behind(start_layer)
+
+
+def test_images_of_ones_own_are_known_by_what_is_in_them(folder: str) -> None:
+    config = config_of(folder)
+    (note,) = ImagesExperiment().notes(config)
+    assert note == SharingExperiment().notes(config)[0]
+    module._images.cache_clear()
+    file = Path(folder) / "t10k-labels-idx1-ubyte.gz"
+    labels = bytearray(gzip.decompress(file.read_bytes()))
+    labels[-1] = (labels[-1] + 1) % 10
+    file.write_bytes(gzip.compress(bytes(labels)))
+    (other,) = ImagesExperiment().notes(config)
+    assert note.split(" and ")[0] == other.split(" and ")[0]
+    assert note != other
+    module._images.cache_clear()
+
+
+def test_a_client_that_has_test_images_for_tuning_alone_is_named(folder: str) -> None:
+    config = config_of(folder, clients=(60,), min_size=4, betas=(1.0,))
+    with pytest.raises(Learn2pFedError, match=r"client \d+ has no test images but some that are for tuning .*min_size"):
+        ImagesExperiment().tasks(config)
 
 
 def test_what_a_round_asks_of_a_client() -> None:

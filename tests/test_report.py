@@ -149,6 +149,7 @@ def test_the_lead_is_taken_seed_by_seed_from_the_best_of_the_others() -> None:
 
 def test_bytes_are_compared_with_those_who_communicate_and_are_at_most_as_accurate() -> None:
     sent = {"Learn2pFed": (0.8, 300), "FedAvg": (0.7, 400), "Ditto": (0.9, 100), "Local-Only": (0.6, 0)}
+    sent |= {"Learn2pFed (paper)": (0.5, 30), "Learn2pFed, one s, fixed": (0.5, 300)}
     every = [
         row.model_copy(
             update={
@@ -165,7 +166,11 @@ def test_bytes_are_compared_with_those_who_communicate_and_are_at_most_as_accura
     ]
     found = tables(made("images").model_copy(update={"rows": every}))
     (table,) = [table for table in found if "bytes" in table.title]
-    assert table.body == (("FedAvg", "0.750", ""), ("Ditto", "more accurate", "more accurate"))
+    assert table.body == (
+        ("FedAvg", "0.750", ""),
+        ("Ditto", "more accurate", "more accurate"),
+        ("Learn2pFed (paper)", "10.000", "10.000"),
+    )
 
 
 def test_documents_get_their_tables_and_say_where_they_lack_a_place() -> None:

@@ -248,7 +248,9 @@ def test_a_file_at_hand_is_told_by_its_digest(tmp_path: Path, folder: Path) -> N
         Learn2pFedError, match=r"other neither is loads.txt as it was published \(sha256 .*\) nor holds it"
     ):
         take(two, tmp_path / "other")
-    with pytest.raises(Learn2pFedError, match=r"^there is no file .*: check the path\.$"):
+    with pytest.raises(
+        Learn2pFedError, match=r"^there is no file .*: check the path, or leave --from out: learn2pfed data get some\.$"
+    ):
         take(two, tmp_path / "nothing")
 
 

@@ -181,6 +181,26 @@ def test_rows_tell_blocks_apart() -> None:
     assert 0.6 < own < 0.8
 
 
+def test_parameters_of_the_head_are_around_their_tensors_s() -> None:
+    # of each the least of  N_j (s_j - root)² + (s_j - s)² / (2 τ²),  s that of the tensor with N = Σ N_j; τ = 0.25
+    algorithm = whole(spread=0.25, head_blocks="parameter")
+    roots, sizes = torch.tensor(ROOTS)[algorithm.tensor], algorithm.tensor.bincount()[algorithm.tensor]
+    slopes = 24 * straight(*roots.tolist()).double() / sizes[:, None]
+    first = algorithm.names.index("head.weight")
+    slopes[first] += 20  # and its neighbour the other way: the tensor's s is as before
+    slopes[first + 1] -= 20
+    s = whole(spread=0.25).shares(24 * straight(*ROOTS).double())[algorithm.tensor]
+    found = algorithm.shares(slopes)
+    rows = 24 / sizes
+    own = rows / (rows + 1 / (2 * 0.25**2))
+    expected = torch.where(algorithm.is_part, own * roots + (1 - own) * s, s)
+    gap = 20 / (2 * rows[first] + 1 / 0.25**2)
+    expected[first], expected[first + 1] = max(0, expected[first] - gap), min(1, expected[first] + gap)
+    assert found.tolist() == pytest.approx(expected.tolist())
+    assert found[first] < 0.1 < 0.9 < found[first + 1]
+    assert torch.equal(found[:2], s[:2])
+
+
 def second_round(algorithm: WholeNetwork, data: Samples, group: tuple[int, ...], axis: bool) -> list[dict[str, Tensor]]:
     """What these clients, who are told other things in two rounds, send in each."""
     kept, server = algorithm.begin(), algorithm.opening(len(data))

@@ -23,8 +23,10 @@ Update:
    client without that class has learned nothing, and would only hold the others back;  w̄ over its rounds, as d_i.
 7. server: s_j, and c, the least of  N Σ_j ∫₀^{s_j} g_j(x) dx + Σ_j (s_j - c)² / (2 τ²) + (c - ½)² / (2 σ²),  g_j the
    sum of all g_ij so far by that of their N_i, a parabola through its three points, N the mean N_i times clients:
-   without rows to tell, blocks are alike (τ, the `spread`) and halfway (σ = 0.2). When s is learned, blocks whose s is
-   above `private_at` go private: neither sent nor averaged.
+   without rows to tell, blocks are alike (τ, the `spread`) and halfway (σ = 0.2). Where each parameter of a tensor is a
+   block (`head_blocks`), this gives their tensor's s, by the sum of their g_j, and one step of Newton from there the
+   least of  N ∫ g_j(x) dx + (s_j - s)² / (2 τ²)  for each. When s is learned, blocks whose s is above `private_at` go
+   private: neither sent nor averaged.
 
 At the end the server tells w̄ instead of w, and every client takes steps 1 and 2 a few times more from there, on all its
 rows in other orders (`final_passes`). So what one round or one order draws at random goes, and what is common, or the
@@ -148,6 +150,9 @@ class WholeNetwork(Rounds):
             for _ in range(size if name in apart else 1)
         ]
         self.names, sizes = zip(*blocks, strict=True)
+        places = {name: place for place, name in enumerate(network.shapes)}
+        self.tensor = torch.tensor([places[name] for name in self.names])  # that a block is, or is a part of
+        self.is_part = torch.tensor([name in apart for name in self.names])
         self.n_blocks = len(blocks)
         self.block = torch.repeat_interleave(torch.arange(self.n_blocks), torch.tensor(sizes))
         unknown = [layer for layer in how.private if not any(name.startswith(f"{layer}.") for name in self.names)]
@@ -337,8 +342,21 @@ class WholeNetwork(Rounds):
         if not rows:
             return server
         by_all = len(server.met) * float(rows / n_replies)
-        found = least(by_all * (slopes / rows).view(-1, len(POINTS)), self.settings.spread)
+        found = self.shares(by_all * (slopes / rows).view(-1, len(POINTS)))
         return server._replace(share=torch.where(server.private, server.share, found))
+
+    def shares(self, slopes: Tensor) -> Tensor:
+        """s, (B,), of the blocks' N g_j at `POINTS`, (B, 3); a parameter's is  s - g_j(s) / (g_j'(s) + 1 / τ²),  s its
+        tensor's, and with no g_j' where that is negative.
+        """
+        spread = self.settings.spread
+        tensors = slopes.new_zeros(len(self.network.shapes), len(POINTS)).index_add(0, self.tensor, slopes)
+        s = least(tensors, spread)[self.tensor]
+        # of the parabolas that are 1 at one of the points and 0 at the others
+        value = torch.stack([(2 * s - 1) * (s - 1), 4 * s * (1 - s), s * (2 * s - 1)], -1)
+        slope = torch.stack([4 * s - 3, 4 - 8 * s, 4 * s - 1], -1)
+        step = (slopes * value).sum(-1) / ((slopes * slope).sum(-1).clamp(min=0) + 1 / spread**2)
+        return torch.where(self.is_part, s - step, s).clamp(0, 1)
 
     def learned(self, server: Server) -> dict[str, Tensor]:
         """s of every block, 1 where it went private; `names` has their names."""

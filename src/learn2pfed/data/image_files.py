@@ -93,11 +93,14 @@ def read_json(content: bytes, file: str) -> tuple[Array | None, Array | None]:
     """A list of labels."""
     try:
         labels = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Learn2pFedError(f"{file} is truncated or damaged ({error}): get it again.") from error
     if not isinstance(labels, list) or not all(type(label) is int for label in labels):
         raise Learn2pFedError(f"{file} is no list of whole numbers: get it again.")
-    return None, np.array(labels, dtype=np.int64)
+    try:
+        return None, np.array(labels, dtype=np.int64)
+    except OverflowError as error:
+        raise Learn2pFedError(f"{file} has labels far beyond 0 to {CLASSES - 1}: get it again.") from error
 
 
 class Layout(NamedTuple):

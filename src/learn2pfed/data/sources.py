@@ -150,7 +150,7 @@ FASHION = Source(
         Installed("dataset-fashion-mnist", Path("/usr/share/datasets/fashion-mnist"), FASHION_FILES),
         Download(tuple(f"{FASHION_PLACE}/{name}" for name in FASHION_FILES)),
     ),
-    f"{', '.join(FASHION_FILES)} (in Debian's package dataset-fashion-mnist, or from the authors' repository)",
+    f"{', '.join(FASHION_FILES)} (apt-get install dataset-fashion-mnist, or from the authors' repository)",
     read_arrays,
 )
 
@@ -267,7 +267,8 @@ def take(dataset: DataSet, *paths: Path) -> Source:
             complaints.append(str(error).rstrip("."))
         else:
             return source
-    raise Learn2pFedError("; ".join(dict.fromkeys(complaints)) + ".")
+    said = "; ".join(dict.fromkeys(complaints))
+    raise Learn2pFedError(f"{said}, or leave --from out: learn2pfed data get {dataset.name}.")
 
 
 def unpack(source: Source, containers: Sequence[Path]) -> None:

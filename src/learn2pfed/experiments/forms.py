@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from learn2pfed.algorithms.rounds import Rounds
 from learn2pfed.experiments.base import Column, Done, Experiment, Task, rows_of
@@ -33,6 +33,7 @@ class Forms(Experiment):
     """Who has what, protocol and judging are those of `learn2pfed run images`."""
 
     tuned_as = "images"
+    in_titles: ClassVar[tuple[str, ...]]  # what can be set that the title of a form says
     presets = {"quick": QUICK, "paper": {"n_rounds": 500}}  # noqa: RUF012
 
     @abstractmethod
@@ -65,6 +66,11 @@ class Forms(Experiment):
         measured = measures(fitted, study, n_rounds) | self.beside(algorithm, fitted)
         detail = Detail(**task._asdict(), series=fitted.series) if fitted.series else None
         return Done(rows_of(task, fitted.outcome, fitted.seconds, measured), detail)
+
+    def behind(self, config: Mapping[str, Any], task: Task) -> Any:
+        """Neither other settings nor other forms."""
+        apart = {"n_seeds", "data", "betas", "clients", *self.in_titles}
+        return {name: value for name, value in config.items() if name not in apart}
 
     def notes(self, config: Any) -> list[str]:
         """Which file says who has what."""

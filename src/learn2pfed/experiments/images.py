@@ -22,6 +22,7 @@ from learn2pfed.algorithms.whole_network import WholeNetwork
 from learn2pfed.data.federated import Samples
 from learn2pfed.data.images import SOURCES, Images, load_images
 from learn2pfed.data.partition import Partition, filled_up, partition, samples, samples_of
+from learn2pfed.data.sources import digest_of
 from learn2pfed.engines.rounds import Simulator, marks_of
 from learn2pfed.errors import Learn2pFedError
 from learn2pfed.experiments.base import Column, Done, Task, Trials, by_setting_and_metric, over_clients, rows_of
@@ -177,12 +178,24 @@ def study_of(config: SharedOut, setting: Setting, seed: int, tuning: bool = Fals
     train, join = samples(images, parts, "train"), min(1.0, config.n_joining / setting.n_clients)
     if config.from_file:  # whoever lists test images wants these
         return Study(images, parts, train, samples(images, parts, "test"), join)
-    clean = parts if tuning else replace(parts, test=tuple(rows[rows % FOR_TUNING > 0] for rows in parts.test))
+    clean = parts if tuning else _not_for_tuning(parts)
     judged = samples(images, clean, "test")
     if config.n_judged is not None:
         each, among = config.n_judged // setting.n_clients, for_table(images.labels, tuning)
         judged = samples_of(images, filled_up(images.labels, clean, each, among, seed))
     return Study(images, parts, train, judged, join)
+
+
+def _not_for_tuning(parts: Partition) -> Partition:
+    """Who is judged by which images, besides those for tuning."""
+    test = tuple(rows[rows % FOR_TUNING > 0] for rows in parts.test)
+    bare = next((i for i, rows in enumerate(test) if not len(rows)), None)
+    if bare is not None:
+        raise Learn2pFedError(
+            f"client {bare} has no test images but some that are for tuning (every {FOR_TUNING}th is): raise min_size, "
+            "or have fewer clients."
+        )
+    return replace(parts, test=test)
 
 
 def for_table(labels: NDArray[np.int64], tuning: bool = False) -> NDArray[np.int64]:
@@ -377,11 +390,17 @@ class ImagesExperiment(Comparison):
 
 
 def notes_of(config: SharedOut) -> list[str]:
-    """A file of index lists by what is in it."""
-    if not config.from_file:
-        return []
-    digest = hashlib.sha256(Path(config.rule).read_bytes()).hexdigest()
-    return [f"Who has what is as in {config.rule} (SHA-256 {digest[:12]})."]
+    """Images of one's own, and a file of index lists, by what is in them: whoever changes them makes another run."""
+    own = [(source, _images(source)) for source in config.data if source not in SOURCES]
+    found = [
+        f"The images of {source} have the SHA-256 digests {digest_of(images.pixels)[:12]} and "
+        f"{digest_of(images.labels)[:12]}."
+        for source, images in own
+    ]
+    if config.from_file:
+        digest = hashlib.sha256(Path(config.rule).read_bytes()).hexdigest()
+        found.append(f"Who has what is as in {config.rule} (SHA-256 {digest[:12]}).")
+    return found
 
 
 def leave_parts(config: SharedOut, folder: Path) -> None:

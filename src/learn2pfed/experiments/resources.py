@@ -104,7 +104,7 @@ class ResourcesExperiment(Comparison):
     tuned_as = "images"
     tuning = "Settings of the methods are those of `learn2pfed run images`."
     titles = TITLES
-    presets = {"quick": {}}  # noqa: RUF012
+    presets = {"quick": {}, "paper": {"n_rows": 4800}}  # noqa: RUF012
 
     def tasks(self, config: ResourcesConfig) -> list[Task]:
         """Data by data."""

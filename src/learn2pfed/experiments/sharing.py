@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
@@ -15,7 +15,7 @@ from learn2pfed.experiments.forms import Form, Forms
 from learn2pfed.experiments.images import START, SharedOut, Study, with_network
 from learn2pfed.models.network import Network
 
-LEARNED = "s learned"
+LEARNED, BY_PARAMETER = "s learned", "s learned, head by parameter"
 
 
 class SharingConfig(SharedOut):
@@ -38,23 +38,26 @@ class SharingExperiment(Forms):
     title = "What learning participation adds"
     about = (
         "Learn2pFed with s held at one value for all tensors, 0 for all shared and 1 for the client's own, and with s "
-        "learned. All else is the same, but that with s learned some images are set aside until it is. Images, "
-        "clients and networks as in `learn2pfed run images`."
+        "learned, one for every tensor, or in the head one for every parameter. All else is the same, but that with s "
+        "learned some images are set aside until it is. Images, clients and networks as in `learn2pfed run images`."
     )
     config_class = SharingConfig
+    in_titles = ("shares",)
     tuning = "Settings are those of Learn2pFed in `learn2pfed run images`, where s is learned."
 
     def forms(self, config: SharingConfig) -> Mapping[str, Form]:
         """s at every value, and learned."""
-        held = {f"s = {share:g}": partial(_algorithm_of, config, share) for share in config.shares}
-        return held | {LEARNED: partial(_algorithm_of, config, None)}
+        forms: dict[str, dict[str, Any]] = {f"s = {share:g}": {"share": share} for share in config.shares}
+        forms |= {LEARNED: {"share": None}, BY_PARAMETER: {"share": None, "head_blocks": "parameter"}}
+        return {title: partial(_algorithm_of, config, changes) for title, changes in forms.items()}
 
     def beside(self, algorithm: Rounds, fitted: Fitted) -> dict[str, float]:
-        """s, mean over tensors."""
-        return {"s": float(fitted.outcome.insight["share"].mean())}
+        """s, the mean over blocks, and how far the blocks are apart."""
+        share = fitted.outcome.insight["share"][0]
+        return {"s": float(share.mean()), "s, std over blocks": float(share.std(correction=0))}
 
 
-def _algorithm_of(config: SharingConfig, share: float | None, study: Study, seed: int) -> Rounds:
-    """Learn2pFed with that s."""
-    own = {**config.own[WholeNetwork.name], "share": share}
+def _algorithm_of(config: SharingConfig, changes: dict[str, Any], study: Study, seed: int) -> Rounds:
+    """Learn2pFed so changed."""
+    own = config.own[WholeNetwork.name] | changes
     return with_network(config, WholeNetwork.name, own, study, seed, lambda module: Network(module, config.head))

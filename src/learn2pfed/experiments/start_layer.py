@@ -48,6 +48,7 @@ class StartLayerExperiment(Forms):
         "`learn2pfed run images`. The shared ratio is the part of the parameters that travels."
     )
     config_class = StartLayerConfig
+    in_titles = ("starts", "backbones")
     tuning = "Settings of the plug-in are those of `learn2pfed run images`."
 
     def variants(self, config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from learn2pfed.experiments.base import Column
 from learn2pfed.experiments.registry import find
-from learn2pfed.experiments.sharing import LEARNED
+from learn2pfed.experiments.sharing import BY_PARAMETER, LEARNED
 from learn2pfed.report.drawing import COLOURS, Figure, Heat, Panel, Series, line_of
 from learn2pfed.report.tables import order, values_of
 from learn2pfed.results.records import Detail, Results
@@ -96,16 +96,18 @@ def sharing_figure(results: Results, details: Sequence[Detail]) -> Figure | None
             shares = values_of(results.rows, name, Column(column.setting, "s"))
             if values and shares:
                 points[name] = float(np.mean(shares)), float(np.mean(values))
-        learned = points.pop(LEARNED, None)
+        learned = [(name, points.pop(name)) for name in (LEARNED, BY_PARAMETER) if name in points]
         held = sorted(points.values())
-        series = [Series("held at one value", [s for s, _ in held], [mean for _, mean in held])] if held else []
-        if learned:
-            series.append(Series("learned", [learned[0]], [learned[1]], "dots", COLOURS[1]))
+        series = [Series("s held", [s for s, _ in held], [mean for _, mean in held])] if held else []
+        series += [
+            Series(name, [s], [mean], "dots", colour)
+            for (name, (s, mean)), colour in zip(learned, COLOURS[1:], strict=False)
+        ]
         if series:
             panels.append(Panel(column.setting, tuple(series), "s", "accuracy"))
     caption = (
         "Mean accuracy over clients and trials, with s held at one value for all tensors (0: all shared, 1: the "
-        "client's own) and learned, shown at the mean of s over tensors."
+        "client's own) and learned, shown at the mean of s over blocks."
     )
     return Figure("sharing", "Accuracy over s", caption, tuple(panels), 2) if panels else None
 

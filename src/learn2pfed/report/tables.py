@@ -291,7 +291,7 @@ def bytes_table(results: Results) -> Table:
     for name in order(results):
         pairs = [(mean.get((ours, setting)), mean.get((name, setting))) for setting, _ in columns]
         entries = [_at_most_as_good(*pair) for pair in pairs]
-        if not name.startswith(ours) and any(entries):
+        if name != ours and not name.startswith(f"{ours}, ") and any(entries):
             body.append((name, *entries))
     return _without_empty(Table(f"{experiment.title}: bytes, where {ours} is at least as accurate", head, tuple(body)))
 
