@@ -15,10 +15,12 @@ from learn2pfed.data.images import Images
 from learn2pfed.data.partition import PARTS
 from learn2pfed.errors import Learn2pFedError
 from learn2pfed.experiments import images as module
+from learn2pfed.experiments import shared_images
 from learn2pfed.experiments.base import Done, Task
-from learn2pfed.experiments.images import METHODS, TITLES, ImagesConfig, ImagesExperiment, parts_of, study_of
+from learn2pfed.experiments.images import METHODS, TITLES, ImagesConfig, ImagesExperiment
 from learn2pfed.experiments.registry import configure, find
 from learn2pfed.experiments.resources import ResourcesConfig, ResourcesExperiment
+from learn2pfed.experiments.shared_images import Setting, parts_of, study_of
 from learn2pfed.experiments.sharing import SharingConfig, SharingExperiment
 from learn2pfed.experiments.start_layer import StartLayerConfig, StartLayerExperiment
 from learn2pfed.report.drawing import Panel
@@ -192,7 +194,7 @@ def test_step_sizes_are_sought_where_these_networks_have_them(folder: str, monke
 @pytest.mark.parametrize("name", ["images", "sharing", "start-layer"])
 def test_every_client_of_the_quick_table_gets_images(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     labels = np.arange(60_000) // 7 % 10
-    monkeypatch.setattr(module, "_images", lambda source: Images(source, np.empty(0), labels, 10, 50_000))
+    monkeypatch.setattr(shared_images, "images_of", lambda source: Images(source, np.empty(0), labels, 10, 50_000))
     config: Any = configure(find(name), "quick", {})
     for setting in config.names().values():
         for seed in config.seeds:
@@ -211,8 +213,8 @@ def test_all_that_is_missing_is_named_at_once(tmp_path: Path, monkeypatch: pytes
 
 def test_the_rules_of_libraries_have_their_own_fewest_images(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = np.arange(2_000) % 10
-    monkeypatch.setattr(module, "_images", lambda source: Images(source, np.empty(0), labels, 10, 1_800))
-    setting = module.Setting("cifar10", 0.1, 10)
+    monkeypatch.setattr(shared_images, "images_of", lambda source: Images(source, np.empty(0), labels, 10, 1_800))
+    setting = Setting("cifar10", 0.1, 10)
     config = ImagesConfig(data=("cifar10",), min_size=5)
     fewest = {
         rule: min(
@@ -346,7 +348,7 @@ def test_images_of_ones_own_are_known_by_what_is_in_them(folder: str) -> None:
     config = config_of(folder)
     (note,) = ImagesExperiment().notes(config)
     assert note == SharingExperiment().notes(config)[0]
-    module._images.cache_clear()
+    shared_images.images_of.cache_clear()
     file = Path(folder) / "t10k-labels-idx1-ubyte.gz"
     labels = bytearray(gzip.decompress(file.read_bytes()))
     labels[-1] = (labels[-1] + 1) % 10
@@ -354,7 +356,7 @@ def test_images_of_ones_own_are_known_by_what_is_in_them(folder: str) -> None:
     (other,) = ImagesExperiment().notes(config)
     assert note.split(" and ")[0] == other.split(" and ")[0]
     assert note != other
-    module._images.cache_clear()
+    shared_images.images_of.cache_clear()
 
 
 def test_a_client_that_has_test_images_for_tuning_alone_is_named(folder: str) -> None:

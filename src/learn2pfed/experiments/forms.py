@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from learn2pfed.algorithms.rounds import Rounds
 from learn2pfed.experiments.base import Column, Done, Experiment, Task, rows_of
 from learn2pfed.experiments.comparing import Fitted, fit, looks
-from learn2pfed.experiments.images import (
+from learn2pfed.experiments.shared_images import (
     POINTS,
     QUICK,
     Study,

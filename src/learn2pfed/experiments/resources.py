@@ -21,7 +21,8 @@ from learn2pfed.engines.rounds import home
 from learn2pfed.errors import Learn2pFedError, instead
 from learn2pfed.experiments.base import Done, Task, rows_of, timed
 from learn2pfed.experiments.comparing import Comparison, OwnSettings, ProtocolConfig, every_method
-from learn2pfed.experiments.images import METHODS, MODELS, START, TITLES
+from learn2pfed.experiments.images import METHODS, START, TITLES
+from learn2pfed.experiments.shared_images import MODELS
 from learn2pfed.models.modules import build
 from learn2pfed.tasks import Classification
 

@@ -12,7 +12,8 @@ from learn2pfed.algorithms.rounds import Rounds
 from learn2pfed.algorithms.whole_network import WholeNetwork
 from learn2pfed.experiments.comparing import Fitted, OwnSettings, every_method
 from learn2pfed.experiments.forms import Form, Forms
-from learn2pfed.experiments.images import START, SharedOut, Study, with_network
+from learn2pfed.experiments.images import START
+from learn2pfed.experiments.shared_images import SharedOut, Study, with_network
 from learn2pfed.models.network import Network
 
 LEARNED, BY_PARAMETER = "s learned", "s learned, head by parameter"

@@ -13,7 +13,8 @@ from learn2pfed.algorithms.plug_in import Backbone, PlugIn
 from learn2pfed.algorithms.rounds import Rounds
 from learn2pfed.experiments.comparing import Fitted, OwnSettings, every_method
 from learn2pfed.experiments.forms import Form, Forms
-from learn2pfed.experiments.images import START, SharedOut, Study, with_network
+from learn2pfed.experiments.images import START
+from learn2pfed.experiments.shared_images import SharedOut, Study, with_network
 from learn2pfed.models.network import attach
 
 BACKBONES: tuple[Backbone, ...] = ("local", "shared")
