@@ -173,6 +173,38 @@ def test_bytes_are_compared_with_those_who_communicate_and_are_at_most_as_accura
     )
 
 
+def test_bytes_at_equal_accuracy_are_those_of_the_worst_look_above_local_only() -> None:
+    setting = "cifar10, 0.1, 10 clients"
+    curves = {
+        "Learn2pFed": ([2.0, 4.0, 6.0], [0.5, 0.75, 0.7]),
+        "Local-Only": ([0.0, 0.0, 0.0], [0.9, 0.5, 0.4]),
+        "FedAvg": ([4.0, 8.0, 16.0], [0.3, 0.625, 0.6]),  # 3 / 8 and 2.8 / 16
+        "FedPer": ([1.0, 8.0, 16.0], [0.45, 0.5, 0.75]),  # 2 / 1, as much as ours has sent when it is first looked at
+        "Ditto": ([1.0, 2.0, 3.0], [0.1, 0.8, 0.1]),
+        "lp_proj": ([0.1, 0.2, 0.3], [0.1, 0.2, 0.4]),
+        "Learn2pFed, one s, fixed": ([1.0, 2.0, 3.0], [0.5, 0.5, 0.5]),
+    }
+    every = [
+        row.model_copy(update={"setting": setting, "metric": "accuracy"})
+        for name in (*curves, "CFL")  # which was not looked at
+        for row in rows(name, 0.5)[:1]
+    ]
+    seen = [
+        Detail(setting=setting, algorithm=name, seed=0, series={"rounds": [1, 2, 3], "sent": sent, "curve": curve})
+        for name, (sent, curve) in curves.items()
+    ]
+    found = tables(made("images").model_copy(update={"rows": every}), seen)
+    (table,) = [table for table in found if "equal accuracy" in table.title]
+    assert table.body == (
+        ("FedAvg", "0.375"),
+        ("FedPer", "2.000"),
+        ("Ditto", "more accurate"),
+        ("lp_proj", "not above alone"),
+    )
+    unseen = tables(made("images").model_copy(update={"rows": every}))
+    assert not any("equal accuracy" in table.title for table in unseen)
+
+
 def test_documents_get_their_tables_and_say_where_they_lack_a_place() -> None:
     text = "before\n<!-- tables:polynomial -->\nold\n<!-- /tables -->\nmore <!-- tables:layers --> kept\nafter"
     new = with_tables(text, made())

@@ -115,7 +115,7 @@ def run(
             raise
         chosen.leave(config, folder.path)
         page = write_report(folder.path, folder.results, folder.details)
-    for table in tables(folder.results):
+    for table in tables(folder.results, folder.details.details):
         console.print(rich_table(table))
     console.print(f"Report: {page}", soft_wrap=True)
 
@@ -184,15 +184,16 @@ def report(
     results = read_results(path)
     if results.experiment == "fit":
         raise Learn2pFedError(f"{path} is of learn2pfed fit: open its report.html, or see learn2pfed explain {path}.")
+    details = read_details(path)
     if into is not None:
-        update_tables(into, results)
+        update_tables(into, results, details.details)
         console.print(f"Tables of {results.experiment} written into {into}.", soft_wrap=True)
         return
-    for table in tables(results):
+    for table in tables(results, details.details):
         console.print(rich_table(table))
     target = out or (path if path.is_dir() else None)
     if target is not None:
-        page = write_report(target, results, read_details(path))
+        page = write_report(target, results, details)
         console.print(f"Report: {page}", soft_wrap=True)
 
 

@@ -47,7 +47,7 @@ def page_of_experiment(results: Results, details: Details) -> Page:
         title=experiment.title,
         about=" ".join(filter(None, (introduction, tuning_words(experiment, results)))),
         lead=_lead(sorted({row.seed for row in results.rows})),
-        tables=tables(results),
+        tables=tables(results, details.details),
         figures=figures(results, details),
         command=command_of(experiment, results),
         config=results.config,

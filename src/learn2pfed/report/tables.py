@@ -7,13 +7,15 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
+import numpy as np
 from pydantic import ValidationError
 
 from learn2pfed.experiments.base import Column
 from learn2pfed.experiments.panels import sizes_of
 from learn2pfed.experiments.registry import find
-from learn2pfed.results.records import DIVERGED, Results, Row
+from learn2pfed.results.records import DIVERGED, Detail, Results, Row
 
 LARGER_IS_BETTER = {"RMSE": False, "accuracy": True}
 """The metrics by which methods are compared."""
@@ -146,8 +148,8 @@ def cost_table(results: Results) -> Table:
     return Table("Cost of a fit", (*head, "MB sent by clients", "MB sent to clients"), tuple(body))
 
 
-def tables(results: Results) -> list[Table]:
-    """All tables of the experiment."""
+def tables(results: Results, details: Sequence[Detail] = ()) -> list[Table]:
+    """All tables of the experiment; some need what was seen along the way."""
     if not results.rows:
         return []
     metrics = dict.fromkeys(column.metric for column in find(results.experiment).columns(results.rows))
@@ -156,6 +158,7 @@ def tables(results: Results) -> list[Table]:
         *(table for table in extra if table.body),
         *(metric_table(results, metric) for metric in metrics),
         *([bytes_table(results)] if results.experiment == "images" else []),
+        *(table for table in [equal_table(results, details)] if results.experiment == "images" and table.body),
         *(table for table in [cost_table(results)] if table.body),
         *settings_tables(results),
     ]
@@ -294,6 +297,41 @@ def bytes_table(results: Results) -> Table:
         if name != ours and not name.startswith(f"{ours}, ") and any(entries):
             body.append((name, *entries))
     return _without_empty(Table(f"{experiment.title}: bytes, where {ours} is at least as accurate", head, tuple(body)))
+
+
+def equal_table(results: Results, details: Sequence[Detail]) -> Table:
+    """By setting, what Learn2pFed has sent until it is as accurate as another method, over what that has sent: the
+    largest such ratio of all that was seen of the other above the last accuracy of Local-Only, which sends nothing.
+    """
+    experiment, ours, alone = find(results.experiment), "Learn2pFed", "Local-Only"
+    settings = [column.setting for column in experiment.columns(results.rows) if column.metric == "accuracy"]
+    curves = {(d.algorithm, d.setting): d.series for d in details if d.series.get("sent")}
+    body = []
+    for name in order(results):
+        entries = [
+            _largest(*(curves.get((each, setting)) for each in (ours, name, alone)))
+            if any(curves.get((name, setting), {}).get("sent", ()))
+            else ""
+            for setting in settings
+        ]
+        if name != ours and not name.startswith(f"{ours}, ") and any(entries):
+            body.append((name, *entries))
+    head = (f"bytes of {ours} / of", *(f"setting {setting}" for setting in settings))
+    title = f"{experiment.title}: bytes at equal accuracy, the largest ratio in the first trial"
+    return _without_empty(Table(title, head, tuple(body)))
+
+
+def _largest(ours: dict[str, Any] | None, other: dict[str, Any] | None, alone: dict[str, Any] | None) -> str:
+    """Of one setting; between two looks ours goes straight."""
+    if ours is None or other is None or alone is None:
+        return ""
+    level, best = alone["curve"][-1], np.maximum.accumulate(ours["curve"])
+    seen = [each for each in zip(other["sent"], other["curve"], strict=True) if each[1] > level]
+    if not seen:
+        return "not above alone"
+    if any(value > best[-1] for _, value in seen):
+        return "more accurate"
+    return _ratio(max(float(np.interp(value, best, ours["sent"])) / sent for sent, value in seen))
 
 
 def _at_most_as_good(ours: tuple[float, float] | None, other: tuple[float, float] | None) -> str:
