@@ -68,8 +68,8 @@ def test_every_method_runs_with_all_and_with_some_clients(folder: str) -> None:
     found = done(config)
     assert len(found) == 2 * len(METHODS)
     assert [task.algorithm for task in found][: len(METHODS)] == list(TITLES.values())
-    for task, (rows, _) in found.items():
-        by_metric = {row.metric: row.value for row in rows}
+    for task, one in found.items():
+        by_metric = {row.metric: row.value for row in one.rows}
         assert 0 <= by_metric["accuracy"] <= 1
         alone = task.algorithm == "Local-Only"
         assert (by_metric["kB up a round"] == 0) == (by_metric["kB down a round"] == 0) == alone
@@ -79,9 +79,9 @@ def test_every_method_runs_with_all_and_with_some_clients(folder: str) -> None:
         preset="quick",
         versions={},
         config=config.model_dump(mode="json"),
-        rows=[row for rows, _ in found.values() for row in rows],
+        rows=[row for one in found.values() for row in one.rows],
     )
-    drawn = figures(results, Details(details=[detail for _, detail in found.values() if detail is not None]))
+    drawn = figures(results, Details(details=[one.detail for one in found.values() if one.detail]))
     names = [figure.name for figure in drawn]
     assert names == ["methods", "participation", "bytes", "rounds", "partition", "confusion"]
     cost = next(table for table in tables(results) if table.title == "Cost of a fit")

@@ -11,7 +11,7 @@ import pytest
 
 from learn2pfed.algorithms.base import Outcome
 from learn2pfed.report.docs import with_tables
-from learn2pfed.results.store import read_results
+from learn2pfed.results.store import read_details, read_results
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "learn2pfed"
@@ -85,13 +85,13 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 @pytest.mark.parametrize("file", KEPT, ids=lambda path: path.stem)
 def test_tables_in_the_documents_are_those_of_the_runs(file: Path) -> None:
-    results = read_results(file)
+    results, details = read_results(file), read_details(file).details
     shown = [path for path in DOCUMENTS if f"<!-- tables:{file.stem}" in path.read_text()]
     assert shown, f"{file.stem} is in no document"
     for path in shown:
         text = path.read_text()
         names = file.relative_to(ROOT), path.relative_to(ROOT)
-        assert with_tables(text, results) == text, f"run: learn2pfed report {names[0]} --into {names[1]}"
+        assert with_tables(text, results, details) == text, f"run: learn2pfed report {names[0]} --into {names[1]}"
 
 
 def test_the_runs_behind_the_tables_are_kept() -> None:
