@@ -10,7 +10,7 @@ from learn2pfed.experiments.base import Column
 from learn2pfed.experiments.registry import find
 from learn2pfed.experiments.sharing import BY_PARAMETER, LEARNED
 from learn2pfed.report.drawing import COLOURS, Figure, Heat, Panel, Series, line_of
-from learn2pfed.report.tables import order, values_of
+from learn2pfed.report.tables import order, settings_judged, values_of
 from learn2pfed.results.records import Detail, Results
 
 COUNTS = ("#ffffff", "#9ecae1", "#08306b")
@@ -64,10 +64,8 @@ def participation_figure(results: Results, details: Sequence[Detail]) -> Figure 
 def bytes_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
     """Accuracy against all that was sent so far; who sends nothing is a level that has to be passed."""
     names, panels = order(results), []
-    for column in find(results.experiment).columns(results.rows):
-        if column.metric != "accuracy":
-            continue
-        found = {d.algorithm: d.series for d in details if d.setting == column.setting and d.series.get("sent")}
+    for setting in settings_judged(results):
+        found = {d.algorithm: d.series for d in details if d.setting == setting and d.series.get("sent")}
         most = max((series["sent"][-1] for series in found.values()), default=0.0)
         drawn = []
         for name in (name for name in names if name in found and most):
@@ -76,7 +74,7 @@ def bytes_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
                 sent, curve = [0.0, most], [curve[-1]] * 2
             drawn.append(Series(name, sent, curve, "line", *line_of(name, names)))
         if drawn:
-            panels.append(Panel(column.setting, tuple(drawn), "MB sent, both ways", "accuracy"))
+            panels.append(Panel(setting, tuple(drawn), "MB sent, both ways", "accuracy"))
     caption = (
         "Mean accuracy over clients against all bytes sent until then, to and from all clients, without the last "
         "message to everybody; first trial. What sends nothing is drawn across, at its last round's accuracy."
@@ -87,13 +85,10 @@ def bytes_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
 def sharing_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
     """Accuracy over s, held and learned."""
     panels = []
-    for column in find(results.experiment).columns(results.rows):
-        if column.metric != "accuracy":
-            continue
+    for setting in settings_judged(results):
         points = {}
         for name in order(results):
-            values = values_of(results.rows, name, column)
-            shares = values_of(results.rows, name, Column(column.setting, "s"))
+            values, shares = (values_of(results.rows, name, Column(setting, metric)) for metric in ("accuracy", "s"))
             if values and shares:
                 points[name] = float(np.mean(shares)), float(np.mean(values))
         learned = [(name, points.pop(name)) for name in (LEARNED, BY_PARAMETER) if name in points]
@@ -104,7 +99,7 @@ def sharing_figure(results: Results, details: Sequence[Detail]) -> Figure | None
             for (name, (s, mean)), colour in zip(learned, COLOURS[1:], strict=False)
         ]
         if series:
-            panels.append(Panel(column.setting, tuple(series), "s", "accuracy"))
+            panels.append(Panel(setting, tuple(series), "s", "accuracy"))
     caption = (
         "Mean accuracy over clients and trials, with s held at one value for all tensors (0: all shared, 1: the "
         "client's own) and learned, shown at the mean of s over blocks."

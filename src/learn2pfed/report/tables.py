@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -77,7 +77,7 @@ def values_of(rows: Sequence[Row], algorithm: str, column: Column) -> list[float
     return [] if gone else [row.value for row in sorted(chosen, key=lambda row: row.seed)]
 
 
-def shown(rows: Sequence[Row], algorithm: str, column: Column) -> str:
+def _shown(rows: Sequence[Row], algorithm: str, column: Column) -> str:
     """One entry of the table: `mean ± std`, or in how many trials the method diverged."""
     values = values_of(rows, algorithm, column)
     own = [row for row in rows if (row.algorithm, row.setting) == (algorithm, column.setting)]
@@ -124,8 +124,8 @@ def method_of(algorithm: str, variants: Sequence[str]) -> str:
 
 def _entry(rows: Sequence[Row], method: str, column: Column, variant: str, variants: Sequence[str]) -> str:
     """Of a method's variant; a method without variants stands in the last column."""
-    entry = shown(rows, f"{method}, {variant}", column)
-    return entry or (shown(rows, method, column) if variant == variants[-1] else "")
+    entry = _shown(rows, f"{method}, {variant}", column)
+    return entry or (_shown(rows, method, column) if variant == variants[-1] else "")
 
 
 def cost_table(results: Results) -> Table:
@@ -157,11 +157,14 @@ def tables(results: Results, details: Sequence[Detail] = ()) -> list[Table]:
     return [
         *(table for table in extra if table.body),
         *(metric_table(results, metric) for metric in metrics),
-        *([bytes_table(results)] if results.experiment == "images" else []),
-        *(table for table in [equal_table(results, details)] if results.experiment == "images" and table.body),
-        *(table for table in [cost_table(results)] if table.body),
+        *(table for table in _costs(results, details) if table.body),
         *settings_tables(results),
     ]
+
+
+def _costs(results: Results, details: Sequence[Detail]) -> list[Table]:
+    by_bytes = [bytes_table(results), equal_table(results, details)] if results.experiment == "images" else []
+    return [*by_bytes, cost_table(results)]
 
 
 def settings_tables(results: Results) -> list[Table]:
@@ -279,51 +282,50 @@ def lead_table(results: Results) -> Table:
     return Table(f"{experiment.title}: Learn2pFed against the best of the others", head, tuple(body))
 
 
+def settings_judged(results: Results) -> list[str]:
+    """The settings with accuracies, in the order of the table."""
+    return [setting for setting, metric in find(results.experiment).columns(results.rows) if metric == "accuracy"]
+
+
+def _byte_table(results: Results, what: str, entry: Callable[[str, str], str]) -> Table:
+    """By setting, an entry for every method that is none of ours."""
+    settings, ours = settings_judged(results), "Learn2pFed"
+    others = [name for name in order(results) if name != ours and not name.startswith(f"{ours}, ")]
+    body = [(name, *(entry(name, setting) for setting in settings)) for name in others]
+    head = (f"bytes of {ours} / of", *(f"setting {setting}" for setting in settings))
+    title = f"{find(results.experiment).title}: {what}"
+    return _without_empty(Table(title, head, tuple(row for row in body if any(row[1:]))))
+
+
 def bytes_table(results: Results) -> Table:
     """By setting, what Learn2pFed sends in all over what another method sends that is at most as accurate."""
-    rows, experiment, ours = results.rows, find(results.experiment), "Learn2pFed"
-    columns = [column for column in experiment.columns(rows) if column.metric == "accuracy"]
-    mean: dict[tuple[str, str], tuple[float, float]] = {}
-    for name, column in product(order(results), columns):
-        own = [row for row in rows if (row.algorithm, row.setting, row.metric) == (name, *column)]
-        if values := values_of(rows, name, column):
-            sent = statistics.fmean(row.bytes_up + row.bytes_down for row in own)
-            mean[name, column.setting] = statistics.fmean(values), sent
-    head = (f"bytes of {ours} / of", *(f"setting {column.setting}" for column in columns))
-    body = []
-    for name in order(results):
-        pairs = [(mean.get((ours, setting)), mean.get((name, setting))) for setting, _ in columns]
-        entries = [_at_most_as_good(*pair) for pair in pairs]
-        if name != ours and not name.startswith(f"{ours}, ") and any(entries):
-            body.append((name, *entries))
-    return _without_empty(Table(f"{experiment.title}: bytes, where {ours} is at least as accurate", head, tuple(body)))
+    rows, ours = results.rows, "Learn2pFed"
+
+    def mean(name: str, setting: str) -> tuple[float, float] | None:
+        own = [row for row in rows if (row.algorithm, row.setting, row.metric) == (name, setting, "accuracy")]
+        values = values_of(rows, name, Column(setting, "accuracy"))
+        sent = [row.bytes_up + row.bytes_down for row in own]
+        return (statistics.fmean(values), statistics.fmean(sent)) if values else None
+
+    what = f"bytes, where {ours} is at least as accurate"
+    return _byte_table(results, what, lambda name, setting: _at_most_as_good(mean(ours, setting), mean(name, setting)))
 
 
 def equal_table(results: Results, details: Sequence[Detail]) -> Table:
     """By setting, what Learn2pFed has sent until it is as accurate as another method, over what that has sent: the
     largest such ratio of all that was seen of the other above the last accuracy of Local-Only, which sends nothing.
     """
-    experiment, ours, alone = find(results.experiment), "Learn2pFed", "Local-Only"
-    settings = [column.setting for column in experiment.columns(results.rows) if column.metric == "accuracy"]
     curves = {(d.algorithm, d.setting): d.series for d in details if d.series.get("sent")}
-    body = []
-    for name in order(results):
-        entries = [
-            _largest(*(curves.get((each, setting)) for each in (ours, name, alone)))
-            if any(curves.get((name, setting), {}).get("sent", ()))
-            else ""
-            for setting in settings
-        ]
-        if name != ours and not name.startswith(f"{ours}, ") and any(entries):
-            body.append((name, *entries))
-    head = (f"bytes of {ours} / of", *(f"setting {setting}" for setting in settings))
-    title = f"{experiment.title}: bytes at equal accuracy, the largest ratio in the first trial"
-    return _without_empty(Table(title, head, tuple(body)))
+
+    def entry(name: str, setting: str) -> str:
+        return _largest(*(curves.get((each, setting)) for each in ("Learn2pFed", name, "Local-Only")))
+
+    return _byte_table(results, "bytes at equal accuracy, the largest ratio in the first trial", entry)
 
 
 def _largest(ours: dict[str, Any] | None, other: dict[str, Any] | None, alone: dict[str, Any] | None) -> str:
     """Of one setting; between two looks ours goes straight."""
-    if ours is None or other is None or alone is None:
+    if ours is None or other is None or alone is None or not any(other["sent"]):
         return ""
     level, best = alone["curve"][-1], np.maximum.accumulate(ours["curve"])
     seen = [each for each in zip(other["sent"], other["curve"], strict=True) if each[1] > level]
