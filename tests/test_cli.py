@@ -79,6 +79,8 @@ def test_an_old_run_is_not_overwritten(
     assert (here / "x" / "results.json").read_text() == before
     assert call(monkeypatch, *ask, "--resume", "--set", "noise=0.2") == 2
     assert "with other settings" in capsys.readouterr().err
+    assert call(monkeypatch, "run", "ablation", "--resume", "--out", "x") == 2
+    assert "x holds a run of polynomial: go on with learn2pfed run polynomial --resume" in capsys.readouterr().err
 
 
 def test_resume_does_only_what_is_left(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +142,7 @@ def test_fits_of_another_run_are_taken_over_if_nothing_behind_them_changed(
     assert not any(values("other"))
     file.write_text(json.dumps(marked | {"versions": {"torch": "1.0"}}))
     assert call(monkeypatch, *ask, "--reuse", "x", "--out", "old") == 2
-    assert "--reuse: x is of polynomial with torch 1.0, or on other data" in capsys.readouterr().err
+    assert "--reuse: x is of polynomial with torch 1.0; this run is" in capsys.readouterr().err
     assert not (here / "old").exists()
 
 

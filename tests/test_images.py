@@ -146,6 +146,7 @@ BAD: dict[str, tuple[Files, str]] = {
         without(idx_files(), TRAIN_LABELS, "t10k-images-idx3-ubyte.gz"),
         "lacks train-labels-idx1-ubyte, t10k-images-idx3-ubyte: it is damaged or not whole: give the folder",
     ),
+    "no image": (idx_files(GREY[:0], LABELLED[:0], 0), "the files hold no images: get them again"),
     "a pickle": (
         {"data_batch_1": b"\x80\x02", "test_batch": b"\x80\x02"},
         "is the python version of CIFAR-10, a pickle, and nothing is ever unpickled here: .*cifar-10-binary.tar.gz",
@@ -176,7 +177,10 @@ BAD: dict[str, tuple[Files, str]] = {
         png_files() | {"data_batch_3.png": png_files()["data_batch_3.png"][:-500]},
         "data_batch_3.png is truncated or damaged .*get it again",
     ),
-    "no png": (png_files() | {"data_batch_3.png": b"GIF89a"}, "data_batch_3.png is truncated or damaged"),
+    "no png": (
+        png_files() | {"data_batch_3.png": b"GIF89a"},
+        r"data_batch_3.png is truncated or damaged \(it is no PNG\)",
+    ),
     "a narrow png": (
         png_files() | {"data_batch_3.png": png(np.zeros((2, 784, 3), np.uint8))},
         "has 784 RGB pixels a row, not 1024 RGB pixels: get it again",

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from learn2pfed.algorithms.whole_network import WholeNetworkSettings
 from learn2pfed.data.images import Images
 from learn2pfed.data.partition import PARTS
 from learn2pfed.errors import Learn2pFedError
@@ -136,13 +137,13 @@ def test_tuning_sees_no_image_of_the_table_and_the_table_trains_on_all_but_the_t
 
 
 def test_a_run_leaves_who_had_what_and_another_takes_it(folder: str, tmp_path: Path) -> None:
-    config, experiment = config_of(folder, n_images=300, min_size=8, n_seeds=2), ImagesExperiment()
+    config, experiment = config_of(folder, n_images=300, min_size=8, n_seeds=2, n_rounds=5), ImagesExperiment()
     experiment.leave(config, tmp_path)
     left = sorted(path.name for path in (tmp_path / "partitions").iterdir())
     start = folder.strip("/").replace("/", "_")
     assert left == [f"{start}-5-{end}.npz" for end in ("3-0", "3-1", "5-0", "5-1")]
     file = str(tmp_path / "partitions" / left[1])
-    taken = config_of(folder, rule=file, clients=(3,), n_judged=500)  # its test parts stay as they are
+    taken = config_of(folder, rule=file, clients=(3,), n_judged=500, n_rounds=5)  # its test parts stay as they are
     (setting,) = taken.names().values()
     here, there = study_of(taken, setting, 0), study_of(config, setting, 1)
     assert all(np.array_equal(a, b) for a, b in zip(here.parts.train, there.parts.train, strict=True))
@@ -290,8 +291,17 @@ def test_the_plug_in_starts_at_every_layer_with_either_backbone(folder: str) -> 
     ]
     assert ratios["from head, shared"] == ratios["from convolutions.1, shared"] == 1
     assert 0 < ratios["from head, local"] < ratios["from convolutions.1, local"] < 1
-    with pytest.raises(Learn2pFedError, match=r"no layer 'fc3' with parameters; there are convolutions\.0"):
+    with pytest.raises(
+        Learn2pFedError, match=r"starts: The network has no layer 'fc3' with parameters; there are conv"
+    ):
         experiment.tasks(config.model_copy(update={"starts": ("fc3",)}))
+
+
+def test_layers_that_are_called_by_numbers_can_be_named() -> None:
+    assert configure(find("start-layer"), "quick", {"starts": 1}).starts == ("1",)
+    assert configure(find("start-layer"), "quick", {"starts": "1,head"}).starts == ("1", "head")
+    own = configure(find("images"), "quick", {"own.learn2pfed.private": 3}).own["learn2pfed"]
+    assert WholeNetworkSettings.of(**own).private == ("3",)
 
 
 def test_s_held_and_learned_differ_in_s_alone(folder: str) -> None:
@@ -336,7 +346,7 @@ def test_forms_are_taken_over_whatever_else_is_run_beside_them() -> None:
         return experiment.behind(config, Task("cifar10, 0.1, 10 clients", "s = 0.5", 0))
 
     for experiment in (sharing, start_layer):
-        for changes in ({"n_seeds": 9}, {"data": ["fashion-mnist"]}, {"betas": [0.3]}, {"clients": [7]}):
+        for changes in ({"n_seeds": 4}, {"data": ["fashion-mnist"]}, {"betas": [0.3]}, {"clients": [7]}):
             assert behind(experiment, **changes) == behind(experiment)
         for other in ({"n_rounds": 3}, {"n_images": 100}, {"first_seed": 1}):
             assert behind(experiment, **other) != behind(experiment)
@@ -345,7 +355,7 @@ def test_forms_are_taken_over_whatever_else_is_run_beside_them() -> None:
 
 
 def test_images_of_ones_own_are_known_by_what_is_in_them(folder: str) -> None:
-    config = config_of(folder)
+    config = config_of(folder, n_rounds=10, clients=(3,))
     (note,) = ImagesExperiment().notes(config)
     assert note == SharingExperiment().notes(config)[0]
     shared_images.images_of.cache_clear()
@@ -356,13 +366,59 @@ def test_images_of_ones_own_are_known_by_what_is_in_them(folder: str) -> None:
     (other,) = ImagesExperiment().notes(config)
     assert note.split(" and ")[0] == other.split(" and ")[0]
     assert note != other
+    assert not ImagesExperiment().same_data([note], [other])
+    assert not SharingExperiment().same_data([note, "another"], [other, "another"])
+    assert ImagesExperiment().same_data([note], [note, "another"])  # which has settings beside those of the first
     shared_images.images_of.cache_clear()
 
 
-def test_a_client_that_has_test_images_for_tuning_alone_is_named(folder: str) -> None:
-    config = config_of(folder, clients=(60,), min_size=4, betas=(1.0,))
-    with pytest.raises(Learn2pFedError, match=r"client \d+ has no test images but some that are for tuning .*min_size"):
-        ImagesExperiment().tasks(config)
+def test_a_network_of_ones_own_is_known_by_what_is_in_its_file(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = tmp_path / "nets_of_mine.py"
+    file.write_text("from torch import nn\ndef small(shape, n):\n    return nn.Sequential(nn.Flatten())\n")
+    config = config_of(folder, n_rounds=10, clients=(3,), model="nets_of_mine:small")
+    before = ImagesExperiment().notes(config)
+    assert "The network nets_of_mine:small is made in a file with the SHA-256 digest" in before[1]
+    assert before[1:] == find("polynomial").notes(configure(find("polynomial"), "quick", {"model": config.model}))
+    file.write_text(file.read_text().replace("Flatten()", "Flatten(), nn.Tanh()"))
+    after = ImagesExperiment().notes(config)
+    assert after[0] == before[0]
+    assert not ImagesExperiment().same_data(before, after)
+
+
+def test_rounds_too_few_to_learn_in_are_said(folder: str) -> None:
+    said = "2 rounds have none in which s is learned (learn_from, learn_until): it stays at one half."
+    assert ImagesExperiment().notes(config_of(folder))[1:] == [said]  # some_rounds = 3 have one
+    assert SharingExperiment().notes(config_of(folder))[1:] == [said]
+    assert not ImagesExperiment().notes(config_of(folder, algorithms=("fedavg",)))[1:]
+    assert not ImagesExperiment().notes(config_of(folder, own={"learn2pfed": {"share": 0.3}}))[1:]
+
+
+def test_mistakes_are_shown_of_the_last_method_there_is(folder: str) -> None:
+    config = config_of(folder, algorithms=("fedavg", "fedper"), clients=(3,))
+    found = done(config)
+    details = [one.detail for one in found.values() if one.detail]
+    assert ["confusion" in detail.series for detail in details] == [False, True]
+    details[0].series["confusion"] = details[1].series["confusion"]  # as a fit has that is taken over
+    rows = [row for one in found.values() for row in one.rows]
+    results = Results(experiment="images", preset="quick", versions={}, config=config.model_dump(), rows=rows)
+    drawn = next(each for each in figures(results, Details(details=details)) if each.name == "confusion")
+    assert "by what FedPer takes them for" in drawn.caption
+
+
+@pytest.mark.parametrize("n_judged", [None, 600])
+def test_a_client_that_has_test_images_for_tuning_alone_is_named(folder: str, n_judged: int | None) -> None:
+    ours: Any = {"betas": (1.0,), "clients": (45,), "min_size": 4, "n_judged": n_judged, "n_seeds": 1}
+    ImagesExperiment().tasks(config_of(folder, **ours))
+    complaint = r"45 clients, seed 3: client \d+ has no test images but some that are for tuning .*min_size"
+    with pytest.raises(Learn2pFedError, match=complaint):  # whichever trial it is in
+        ImagesExperiment().tasks(config_of(folder, **ours | {"n_seeds": 4}))
+    sharing = SharingConfig.model_validate({"data": (folder,), "model": "cnn-10-20", **ours, "n_seeds": 4})
+    with pytest.raises(Learn2pFedError, match=complaint):
+        SharingExperiment().tasks(sharing)
 
 
 def test_what_a_round_asks_of_a_client() -> None:

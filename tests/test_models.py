@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -98,6 +100,36 @@ def test_a_head_begins_at_a_layer_that_there_is() -> None:
         Learn2pFedError, match=r"no layer 'fc3' with parameters; there are convolutions.0, conv.*, head"
     ):
         attach(build("lenet", (3, 32, 32), 10).module, "fc3")
+    with pytest.raises(Learn2pFedError, match=r"'convolutions' is no layer but has some: start at conv.*0, conv.*1\.$"):
+        attach(build("lenet", (3, 32, 32), 10).module, "convolutions")
+    with pytest.raises(Learn2pFedError, match=r"no layer 7 with parameters; there are 0, 2"):
+        attach(nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1)), 7)  # type: ignore[arg-type]
+    with pytest.raises(Learn2pFedError, match=r"Linear has no layers with names to start at: put it into"):
+        attach(nn.Linear(3, 2), "fc3")
+    with pytest.raises(Learn2pFedError, match=r"attach takes an nn.Module, got str"):
+        attach("lenet", "fc3")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("code", "complaint"),
+    [
+        ("def net(shape, n):\n    raise KeyError('fc3')", "called with .* it says: KeyError: 'fc3'"),
+        ("def net(shape, n):\n    return shape.fc3", "it says: AttributeError: "),
+        ("def net(shape, n):\n    assert False", r"it says: AssertionError\.$"),
+        ("def net(shape, n:\n", r"can't be imported \(SyntaxError: "),
+        ("import os\nos.nowhere", r"can't be imported \(AttributeError: "),
+        ("nothing", r"can't be imported \(NameError: name 'nothing'"),
+    ],
+)
+def test_a_fault_in_ones_own_file_is_one_sentence(
+    code: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = f"net_{hashlib.sha256(code.encode()).hexdigest()[:8]}"
+    (tmp_path / f"{name}.py").write_text(code)
+    with pytest.raises(Learn2pFedError, match=complaint):
+        build(f"{name}:net", (3,), 2)
 
 
 def test_a_seed_gives_the_same_network_and_leaves_the_global_generator_alone() -> None:
@@ -433,8 +465,12 @@ def test_clients_that_do_not_fit_are_refused(reason: str) -> None:
 
 SAMPLES: dict[str, tuple[int, Task, Tensor]] = {
     r"gives \(1, 2\) for one sample where \(1, 1\)": (2, Regression(), draw(3, 4)),
-    r"gives \(1, 2\) for one sample where \(1, 3\)": (2, Classification(3), draw(3, 4)),
-    r"does not take samples of shape \(5,\)": (1, Regression(), draw(3, 5)),
+    r"gives \(1, 2\) for one sample where \(1, 3\) is needed: give its last layer 3 outputs\.$": (
+        2,
+        Classification(3),
+        draw(3, 4),
+    ),
+    r"does not take samples of shape \(5,\) \(.*\): choose one that is made for them\.$": (1, Regression(), draw(3, 5)),
     "samples are torch.float32 and the network is torch.float64": (1, Regression(), draw(3, 4).float()),
     "missing or infinite values": (1, Regression(), draw(3, 4).index_fill(0, torch.tensor([1]), torch.nan)),
 }

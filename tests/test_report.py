@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -500,10 +501,27 @@ def test_errors_far_apart_get_a_log_axis() -> None:
 
 def test_panels_with_named_rows_stand_below_each_other() -> None:
     lines = Panel("lines", (Series("alone", [0, 1], [1, 2]),))
-    assert [len(row) for row in figure(lines, lines, lines, lines).grid] == [3, 1]
     mixed = figure(lines, heat(["north"], ["level"], [[0.5]]), dumbbell(["north"], [1.0], [2.0]))
     assert [len(row) for row in mixed.grid] == [1, 1, 1]
     assert draw_interactive(mixed).count('"showlegend":true') == 2  # "alone" once, though two panels have it
+
+
+def test_panels_fill_their_rows_evenly() -> None:
+    panel = Panel("", (Series("a", [0, 1], [0, 1]),))
+    by_number = {n: [len(row) for row in figure(*[panel] * n).grid] for n in (1, 3, 4, 5, 8)}
+    assert by_number == {1: [1], 3: [3], 4: [2, 2], 5: [3, 2], 8: [3, 3, 2]}
+
+
+@pytest.mark.parametrize("n_panels", [1, 2, 3])
+def test_a_legend_of_long_names_stays_within_the_picture(n_panels: int) -> None:
+    names = [f"from the layer called {place}, shared" for place in range(7)]
+    drawn = svg(figure(*[Panel("", tuple(Series(name, [0, 1], [0, 1]) for name in names))] * n_panels))
+    legend = re.search(r'<g id="legend_1">.*?<path d="(.*?)"', drawn, re.DOTALL)
+    width = re.search(r'viewBox="0 0 ([\d.]+) ', drawn)
+    assert legend
+    assert width
+    across = [float(x) for x in re.findall(r"[ML] ([-\d.]+) ", legend[1])]
+    assert 0 < min(across) < max(across) < float(width[1])
 
 
 def test_names_are_text_wherever_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -530,6 +548,12 @@ def test_a_page_says_what_it_is_told_and_marks_a_row() -> None:
     assert experiment.command == "learn2pfed run polynomial --preset quick --set noise=0.3"
     assert experiment.lead.startswith("Mean ± standard deviation over 2 seeds, 0 to 1.")
     assert re.findall(r'<tr class="ours"><td class=text>(.*?)</td>', render_page(experiment)) == ["Learn2pFed"] * 3
+    assert ("pooled" in experiment.lead) == any("pooled" in row for table in experiment.tables for row in table.body)
+    other = page_of_experiment(read_results(Path("docs/results/sharing.json")), Details())
+    assert other.lead == "Mean ± standard deviation over 3 seeds, 0 to 2."  # where nothing is pooled
+    assert "as in <code>learn2pfed run images</code>." in render_page(other)
+    assert "`" not in render_page(other).partition("<h2>")[0].partition("<h1>")[2]
+    assert "<code>&lt;b&gt;</code> &lt;i&gt;" in render_page(replace(other, about="`<b>` <i>"))
     nothing = made().model_copy(update={"rows": []})
     assert page_of_experiment(nothing, Details()).lead == "Nothing has been measured yet."
 

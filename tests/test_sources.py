@@ -240,6 +240,9 @@ def test_a_file_at_hand_is_told_by_its_digest(tmp_path: Path, folder: Path) -> N
     (tmp_path / "packed").write_bytes(archive())
     (tmp_path / "plain").write_bytes(b"few")
     (tmp_path / "other").write_bytes(b"neither")
+    with pytest.raises(Learn2pFedError, match="nor holds it"):
+        take(two, tmp_path / "other")
+    assert not folder.exists() or not list(folder.iterdir())  # nothing is left of a file that is refused
     assert take(two, tmp_path / "packed").name == "loads"
     assert take(two, tmp_path / "plain").name == "few"
     assert held(folder) == ["few/few.txt", "loads/loads.txt"]

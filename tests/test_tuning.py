@@ -249,7 +249,10 @@ def test_the_command_writes_trials_and_values_that_run_uses(
         (["run", "polynomial", "--set", "model=math:nothing"], "can't be imported"),
         (["run", "polynomial", "--set", "head=tail"], "no parameters in a part called 'tail'; there are layers.0"),
         (["run", "polynomial", "--set", "model=badnets:one"], "'badnets:one' must be a function of (shape, outputs)"),
-        (["run", "polynomial", "--set", "model=badnets:one"], "with (1,), 1 it says: one() takes 1 positional"),
+        (
+            ["run", "polynomial", "--set", "model=badnets:one"],
+            "with (1,), 1 it says: TypeError: one() takes 1 positional",
+        ),
         (
             ["run", "polynomial", "--set", "model=badnets:bare"],
             "there are no parts. For a network without a head",

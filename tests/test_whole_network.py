@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from learn2pfed.algorithms.base import Outcome
+from learn2pfed.algorithms.ditto import Ditto, DittoSettings
 from learn2pfed.algorithms.fedavg_ft import FedAvgFT, FineTuneSettings
 from learn2pfed.algorithms.local import LocalSettings
 from learn2pfed.algorithms.local_only import LocalOnly
@@ -77,6 +78,19 @@ def test_s_at_one_is_fine_tuning() -> None:
     tuned = FedAvgFT(FineTuneSettings(n_rounds=3, batch_size=8, lr=0.05, ft_lr=0.05, ft_epochs=2), mlp(), CLASSES)
     found = run_rounds(whole(**FIXED | {"share": 1.0, "final_passes": 1}), clients())
     torch.testing.assert_close(found.models, run_rounds(tuned, clients()).models, rtol=0, atol=1e-12)
+
+
+def test_s_at_one_with_a_pull_is_dittos_step_from_w() -> None:
+    """v_i by E epochs on  F_i(v) + (λ/2) ‖v - w‖²  from w, ρ = λ."""
+    ditto = Ditto(DittoSettings(n_rounds=3, batch_size=8, lr=0.05, lam=0.7), mlp(), CLASSES)
+    ours = whole(**FIXED | {"share": 1.0, "final_passes": 1, "rho": 0.7})
+    data, w = clients(), run_rounds(ours, clients()).global_model
+    for i in range(len(data)):
+        local = home(ours, data, (i,), axis=False)
+        theirs = ditto.personalise(ditto.begin()._replace(v=w), local, w, ours.settings.final_epochs).v
+        heard = {"w": w, "share": torch.ones(ours.n_blocks), "private": torch.zeros(ours.n_blocks, dtype=torch.bool)}
+        torch.testing.assert_close(ours.personal(ours.begin(), local, heard), theirs, rtol=0, atol=1e-12)
+        assert (theirs - w).abs().max() > 0.01
 
 
 def test_a_strong_pull_holds_a_client_where_it_starts() -> None:

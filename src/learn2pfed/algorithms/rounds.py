@@ -180,16 +180,18 @@ class Rounds(Conversation[Home]):
         try:
             scores = self.network.scores(self.network.start, X[:1])
         except Exception as error:  # whatever a module of one's own may raise
-            shape = tuple(X.shape[1:])
-            raise Learn2pFedError(f"The network does not take samples of shape {shape}: {error}") from error
+            shape, why = tuple(X.shape[1:]), str(error).rstrip(".")
+            raise Learn2pFedError(
+                f"The network does not take samples of shape {shape} ({why}): choose one that is made for them."
+            ) from error
         found = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
         if found == (1, self.task.n_outputs) and len(X) > 1:
             beside = self.network.scores(self.network.start, X[:2])[:1]
             if not torch.allclose(beside, scores, rtol=1e-3, atol=1e-5):
                 raise Learn2pFedError("The network mixes the rows of a batch: each row's scores must be its own alone.")
-        if found != (1, self.task.n_outputs):
+        if found != (1, n := self.task.n_outputs):
             raise Learn2pFedError(
-                f"The network gives {found} for one sample where (1, {self.task.n_outputs}) is needed."
+                f"The network gives {found} for one sample where (1, {n}) is needed: give its last layer {n} outputs."
             )
 
     def enter(self, index: int, data: ClientData) -> Home:

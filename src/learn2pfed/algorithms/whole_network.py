@@ -34,9 +34,8 @@ client's own, stays. Models travel as numbers of 16 bits (`half`), which halves 
 is far below what batches draw at random.
 
 Corners, without o_i, β, n_ic, rounding and rows set aside, with one last pass and s held fixed: s = 0 is FedProx, and
-with ρ = 0 FedAvg; s = 1 then is FedAvg + FT; without the last pass, s = 0 with a private head is FedPer, all private
-is Local-Only with an optimiser that forgets between rounds. One s between 0 and 1 for all blocks is, like Ditto's λ,
-one number for how far the client follows w.
+with ρ = 0 FedAvg; s = 1 then is FedAvg + FT, and with ρ its last pass is Ditto's step from w, λ = ρ; without the last
+pass, s = 0 with a private head is FedPer, all private is Local-Only with an optimiser that forgets between rounds.
 """
 
 from __future__ import annotations
@@ -85,7 +84,9 @@ class WholeNetworkSettings(LocalSettings):
     )
     share: Annotated[float | None, Field(ge=0, le=1)] = Field(None, description="s of all blocks, fixed; none: learned")
     spread: float = Field(0.1, gt=0, description="τ, how far apart the blocks are in s before rows tell")
-    private: tuple[str, ...] = Field((), description="layers that are private from the start")
+    private: tuple[Annotated[str, Field(coerce_numbers_to_str=True)], ...] = Field(
+        (), description="layers that are private from the start"
+    )
     private_at: float = Field(0.95, gt=0, le=1, description="1: no block goes")
     head_blocks: Literal["tensor", "parameter"] = Field(
         "tensor", description="whether each tensor of the head is a block, or each of its parameters"
@@ -102,6 +103,15 @@ class WholeNetworkSettings(LocalSettings):
                 ": lower learn_from, or hold s fixed by share"
             )
         return self
+
+    def in_time(self, t: int) -> bool:
+        """Whether s would be learned in this round."""
+        return self.learn_from <= t / self.n_rounds < self.learn_until
+
+    @property
+    def learns(self) -> bool:
+        """Whether there is a round in which s is."""
+        return self.share is None and self.set_aside > 0 and any(map(self.in_time, range(self.n_rounds)))
 
 
 class Kept(NamedTuple):
@@ -159,7 +169,7 @@ class WholeNetwork(Rounds):
         if unknown:
             layers = ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in self.names))
             raise Learn2pFedError(f"private: the network has no layer {unknown[0]!r}; there are {layers}.")
-        self.learns = how.share is None and how.set_aside > 0 and any(map(self.in_time, range(how.n_rounds)))
+        self.learns = how.learns
         self.n_slopes = self.n_blocks * len(POINTS) if self.learns else 0
         self.travels = torch.float16 if how.half else network.dtype
         needed = isinstance(task, Classification) and (how.own_frequencies or how.by_class)
@@ -284,12 +294,7 @@ class WholeNetwork(Rounds):
 
     def learning(self, t: int) -> bool:
         """Whether s is learned in this round."""
-        return self.learns and self.in_time(t)
-
-    def in_time(self, t: int) -> bool:
-        """Whether it would be."""
-        how = self.settings
-        return how.learn_from <= t / how.n_rounds < how.learn_until
+        return self.learns and self.settings.in_time(t)
 
     def trained(self, kept: Kept, local: Local, start: Tensor, epochs: int) -> Kept:
         """Steps 1 and 2."""

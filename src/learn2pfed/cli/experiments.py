@@ -88,6 +88,11 @@ def run(
     old = begun(path, "results.json", "run", resume=resume)
     if old and not changes and tuned is None and preset is None:  # as it was begun
         before = read_results(path)
+        if before.experiment != experiment:
+            raise Learn2pFedError(
+                f"{path} holds a run of {before.experiment}: go on with learn2pfed run {before.experiment} --resume "
+                f"--out {path}, or choose another --out."
+            )
         config, preset = restore(chosen, before.config), before.preset
     else:
         preset = preset or "quick"
@@ -123,11 +128,14 @@ def run(
 def _known(chosen: Experiment, fresh: Results, tasks: list[Task], path: Path) -> tuple[list[Row], list[Detail]]:
     """The fits of another run that would come out the same here."""
     other = read_results(path)
-    if (other.experiment, other.versions, other.notes) != (fresh.experiment, fresh.versions, fresh.notes):
+    if (other.experiment, other.versions) != (fresh.experiment, fresh.versions):
         raise Learn2pFedError(
-            f"--reuse: {path} is of {other.experiment} with {_versions(other)}, or on other data; this run is of "
-            f"{fresh.experiment} with {_versions(fresh)}: leave it out."
+            f"--reuse: {path} is of {other.experiment} with {_versions(other)}; this run is of {fresh.experiment} with "
+            f"{_versions(fresh)}: leave it out."
         )
+    if not chosen.same_data(other.notes, fresh.notes):
+        said = next((note for note in other.notes if note not in fresh.notes), "nothing was said of them")
+        raise Learn2pFedError(f"--reuse: {path} is on other data ({said.rstrip('.')}): leave it out.")
     same = {tuple(task) for task in tasks if chosen.behind(other.config, task) == chosen.behind(fresh.config, task)}
     rows = [row for row in other.rows if (row.setting, row.algorithm, row.seed) in same]
     details = [d for d in read_details(path).details if (d.setting, d.algorithm, d.seed) in same]

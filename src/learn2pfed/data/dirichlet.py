@@ -102,5 +102,5 @@ def shares_of_enough(
     why = f"that takes {needed}" if n < needed else f"in {DRAWS:,} draws the smallest client had {best} at best"
     raise Learn2pFedError(
         f"{n} images can't be shared among {n_clients} clients at beta = {beta} with at least {least} each ({why}): "
-        "take fewer clients, more images, a larger beta or a smaller min_size."
+        "take fewer clients, more images, a larger beta, or with the rule dirichlet a smaller min_size."
     )

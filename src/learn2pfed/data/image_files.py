@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from learn2pfed.data.archives import PACKED, members, reading
 from learn2pfed.errors import Learn2pFedError
@@ -83,7 +83,8 @@ def read_png(content: bytes, file: str) -> tuple[Array | None, Array | None]:
         struct.error,
         Image.DecompressionBombError,
     ) as error:
-        raise Learn2pFedError(f"{file} is truncated or damaged ({error}): get it again.") from error
+        why = "it is no PNG" if isinstance(error, UnidentifiedImageError) else error
+        raise Learn2pFedError(f"{file} is truncated or damaged ({why}): get it again.") from error
     if values is None:
         raise Learn2pFedError(f"{file} has {width} {mode} pixels a row, not {SIDE * SIDE} RGB pixels: get it again.")
     return values.transpose(0, 2, 1).reshape(-1, CHANNELS, SIDE, SIDE), None
@@ -146,6 +147,8 @@ def read_pictures(containers: Sequence[Path]) -> Pictures:
             "of one data set."
         )
     pixels, labels = (np.concatenate(pair) for pair in zip(train, test, strict=True))
+    if not len(labels):
+        raise Learn2pFedError(f"{places}: the files hold no images: get them again.")
     return Pictures(pixels, labels, len(train[1]))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -265,6 +265,8 @@ def take(dataset: DataSet, *paths: Path) -> Source:
             unpack(source, paths)
         except Learn2pFedError as error:
             complaints.append(str(error).rstrip("."))
+            with suppress(OSError):  # it may hold what came before
+                source.folder.rmdir()
         else:
             return source
     said = "; ".join(dict.fromkeys(complaints))

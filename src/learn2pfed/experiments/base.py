@@ -72,6 +72,7 @@ class Experiment(ABC):
     validation: ClassVar[str] = "error on validation data"  # what `validate` gives, in words
     finalists: ClassVar[int] = 0  # so many of the best trials are tried by `validate_again` too
     costs_by_setting: ClassVar[bool] = False  # whether a fit costs far more in some settings than in others
+    notes_stand_apart: ClassVar[bool] = False  # whether each is about one thing that settings name: a run may have more
     tuned_as: ClassVar[str] = ""  # the experiment whose tuned values it takes, where it has none of its own
     tuning: ClassVar[str] = "Settings were tuned on validation data, with as many trials for every method."
 
@@ -103,6 +104,12 @@ class Experiment(ABC):
     def notes(self, config: Any) -> list[str]:
         """What a reader must know of the data that are used: what was dropped or mended, by which rule."""
         return []
+
+    def same_data(self, notes: Sequence[str], others: Sequence[str]) -> bool:
+        """Whether fits of two runs with these notes are on the same data where their settings agree."""
+        if self.notes_stand_apart:
+            return set(notes) <= set(others) or set(others) <= set(notes)
+        return notes == others
 
     def tunable(self, config: Any) -> dict[str, Space]:
         """Where tuning may look, by method as the configuration names it: only those that run."""

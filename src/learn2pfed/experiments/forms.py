@@ -19,7 +19,7 @@ from learn2pfed.experiments.shared_images import (
     leave_parts,
     measures,
     notes_of,
-    parts_of,
+    refuse_draws,
     refuse_missing,
     study_of,
 )
@@ -33,6 +33,7 @@ class Forms(Experiment):
     """Who has what, protocol and judging are those of `learn2pfed run images`."""
 
     tuned_as = "images"
+    notes_stand_apart = True
     in_titles: ClassVar[tuple[str, ...]]  # what can be set that the title of a form says
     presets = {"quick": QUICK, "paper": {"n_rounds": 500}}  # noqa: RUF012
 
@@ -47,8 +48,7 @@ class Forms(Experiment):
     def tasks(self, config: Any) -> list[Task]:
         """Setting by setting."""
         refuse_missing(config.data)
-        for setting, seed in product(config.names().values(), config.seeds):
-            parts_of(config, setting, seed)
+        refuse_draws(config)
         forms = self.forms(config)
         for setting in config.names().values():  # refuses what can't be, before anything runs
             study = study_of(config, setting, config.first_seed)

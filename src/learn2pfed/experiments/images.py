@@ -26,7 +26,8 @@ from learn2pfed.experiments.shared_images import (
     leave_parts,
     measures,
     notes_of,
-    parts_of,
+    notes_on_learning,
+    refuse_draws,
     refuse_missing,
     study_of,
     with_network,
@@ -93,6 +94,7 @@ class ImagesExperiment(Comparison):
     config_class = ImagesConfig
     titles = TITLES
     costs_by_setting = True
+    notes_stand_apart = True
     finalists = 4
     validation = "error on images that are for tuning alone, mean over data sets, ten clients"
     tuning = (
@@ -119,9 +121,8 @@ class ImagesExperiment(Comparison):
         """Setting by setting, so that a column is whole before the next begins."""
         self.refuse_unknown(config.algorithms)
         refuse_missing(config.data)
+        refuse_draws(config)
         for setting in config.names().values():  # refuses what can't be, before anything runs
-            for seed in config.seeds:
-                parts_of(config, setting, seed)
             study = study_of(config, setting, config.first_seed)
             for name in config.algorithms:
                 algorithm_of(config, name, study, config.first_seed).check(study.train)
@@ -158,8 +159,10 @@ class ImagesExperiment(Comparison):
         series = dict(fitted.series)
         if learner:
             series |= {"shares": fitted.watched, "blocks": list(learner.names)}
-            series["confusion"] = confusion(learner, fitted.outcome.models, study)
-        if first and name == next(name for name in METHODS if name in config.algorithms):
+        here = [known for known in METHODS if known in config.algorithms]
+        if first and name == here[-1]:
+            series["confusion"] = confusion(algorithm, fitted.outcome.models, study)
+        if first and name == here[0]:
             series["counts"] = study.parts.counts(study.images.labels).tolist()
         detail = Detail(**task._asdict(), series=series) if series else None
         return Done(rows_of(task, fitted.outcome, fitted.seconds, measured), detail)
@@ -202,8 +205,9 @@ class ImagesExperiment(Comparison):
         return "images are tuned on a draw of their own: leave the file of index lists out." * config.from_file
 
     def notes(self, config: ImagesConfig) -> list[str]:
-        """Which file says who has what."""
-        return notes_of(config)
+        """Which file says who has what; and whether s can be learned."""
+        learns = WholeNetwork.name in config.algorithms
+        return notes_of(config) + (notes_on_learning(config, config.own[WholeNetwork.name]) if learns else [])
 
     def leave(self, config: ImagesConfig, folder: Path) -> None:
         """Who had which images."""

@@ -34,7 +34,7 @@ from learn2pfed.experiments.comparing import (
     never_joined,
     spaces_of,
 )
-from learn2pfed.models.modules import build
+from learn2pfed.models.modules import build, notes_on
 from learn2pfed.results.records import Detail, rounded
 from learn2pfed.search import Space, search_space
 from learn2pfed.tasks import Regression
@@ -214,6 +214,10 @@ class PolynomialExperiment(Comparison):
     def variants(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         """The network on x, and the polynomial."""
         return _label(config.get("model", "mlp")), POLYNOMIAL
+
+    def notes(self, config: PolynomialConfig) -> list[str]:
+        """Which file a network of one's own is made in."""
+        return notes_on(config.model)
 
     def tasks(self, config: PolynomialConfig) -> list[Task]:
         """Method by method, quickest first."""

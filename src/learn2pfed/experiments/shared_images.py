@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from learn2pfed.algorithms.rounds import Rounds
+from learn2pfed.algorithms.whole_network import WholeNetworkSettings
 from learn2pfed.data.federated import Samples
 from learn2pfed.data.images import SOURCES, Images, load_images
 from learn2pfed.data.partition import Partition, filled_up, partition, samples, samples_of
@@ -23,7 +24,7 @@ from learn2pfed.data.sources import digest_of
 from learn2pfed.errors import Learn2pFedError
 from learn2pfed.experiments.base import Column, Trials, by_setting_and_metric, over_clients
 from learn2pfed.experiments.comparing import Fitted, ProtocolConfig, never_joined
-from learn2pfed.models.modules import build
+from learn2pfed.models.modules import build, notes_on
 from learn2pfed.models.network import Network
 from learn2pfed.results.records import Row
 from learn2pfed.tasks import Classification
@@ -52,7 +53,7 @@ class SharedOut(Trials, ProtocolConfig):
     )
     clients: tuple[Annotated[int, Field(ge=1)], ...] = Field((10, 100), min_length=1, description="numbers of clients")
     n_joining: int = Field(10, ge=1, description="clients a round, if there are more")
-    some_rounds: int = Field(500, ge=1, description="rounds where not all take part")
+    some_rounds: int = Field(500, ge=1, description="rounds, instead of n_rounds, where not all take part")
     rule: str = Field(
         "dirichlet", description="how images are shared out: dirichlet, pfllib, fl-bench, or an .npz of index lists"
     )
@@ -128,14 +129,28 @@ def study_of(config: SharedOut, setting: Setting, seed: int, tuning: bool = Fals
     images = images_of(setting.data)
     parts = parts_of(config, setting, seed, tuning).without_validation()
     train, join = samples(images, parts, "train"), min(1.0, config.n_joining / setting.n_clients)
+    return Study(images, parts, train, samples_of(images, _judged(config, parts, images, seed, tuning)), join)
+
+
+def refuse_draws(config: SharedOut) -> None:
+    """Make every trial's draw before anything runs, so that what can't be shared out or judged is said at once."""
+    for (name, setting), seed in product(config.names().items(), config.seeds):
+        try:
+            _judged(config, parts_of(config, setting, seed), images_of(setting.data), seed)
+        except Learn2pFedError as error:
+            raise Learn2pFedError(f"{name}, seed {seed}: {error}") from error
+
+
+def _judged(
+    config: SharedOut, parts: Partition, images: Images, seed: int, tuning: bool = False
+) -> Sequence[NDArray[np.int64]]:
+    """Places of the images that each client is judged by."""
     if config.from_file:  # whoever lists test images wants these
-        return Study(images, parts, train, samples(images, parts, "test"), join)
+        return parts.test
     clean = parts if tuning else _not_for_tuning(parts)
-    judged = samples(images, clean, "test")
-    if config.n_judged is not None:
-        each, among = config.n_judged // setting.n_clients, for_table(images.labels, tuning)
-        judged = samples_of(images, filled_up(images.labels, clean, each, among, seed))
-    return Study(images, parts, train, judged, join)
+    if config.n_judged is None:
+        return clean.test
+    return filled_up(images.labels, clean, config.n_judged // len(parts), for_table(images.labels, tuning), seed)
 
 
 def _not_for_tuning(parts: Partition) -> Partition:
@@ -198,7 +213,9 @@ def with_network(
 
 
 def notes_of(config: SharedOut) -> list[str]:
-    """Images of one's own, and a file of index lists, by what is in them: whoever changes them makes another run."""
+    """Images of one's own, a file of index lists, and a network of one's own, by what is in them: whoever changes them
+    makes another run.
+    """
     own = [(source, images_of(source)) for source in config.data if source not in SOURCES]
     found = [
         f"The images of {source} have the SHA-256 digests {digest_of(images.pixels)[:12]} and "
@@ -208,7 +225,18 @@ def notes_of(config: SharedOut) -> list[str]:
     if config.from_file:
         digest = hashlib.sha256(Path(config.rule).read_bytes()).hexdigest()
         found.append(f"Who has what is as in {config.rule} (SHA-256 {digest[:12]}).")
-    return found
+    return found + notes_on(config.model)
+
+
+def notes_on_learning(config: SharedOut, own: Mapping[str, Any]) -> list[str]:
+    """Rounds so few that Learn2pFed can't learn s in them."""
+    rounds = {config.n_rounds if n <= config.n_joining else config.some_rounds for n in config.clients}
+    hows = [WholeNetworkSettings.of(**{**own, "n_rounds": n}) for n in sorted(rounds)]
+    return [
+        f"{how.n_rounds} rounds have none in which s is learned (learn_from, learn_until): it stays at one half."
+        for how in hows
+        if how.share is None and how.set_aside and not how.learns
+    ]
 
 
 def leave_parts(config: SharedOut, folder: Path) -> None:

@@ -13,7 +13,7 @@ from learn2pfed.algorithms.whole_network import WholeNetwork
 from learn2pfed.experiments.comparing import Fitted, OwnSettings, every_method
 from learn2pfed.experiments.forms import Form, Forms
 from learn2pfed.experiments.images import START
-from learn2pfed.experiments.shared_images import SharedOut, Study, with_network
+from learn2pfed.experiments.shared_images import SharedOut, Study, notes_on_learning, with_network
 from learn2pfed.models.network import Network
 
 LEARNED, BY_PARAMETER = "s learned", "s learned, head by parameter"
@@ -51,6 +51,10 @@ class SharingExperiment(Forms):
         forms: dict[str, dict[str, Any]] = {f"s = {share:g}": {"share": share} for share in config.shares}
         forms |= {LEARNED: {"share": None}, BY_PARAMETER: {"share": None, "head_blocks": "parameter"}}
         return {title: partial(_algorithm_of, config, changes) for title, changes in forms.items()}
+
+    def notes(self, config: SharingConfig) -> list[str]:
+        """Also whether s can be learned."""
+        return super().notes(config) + notes_on_learning(config, config.own[WholeNetwork.name])
 
     def beside(self, algorithm: Rounds, fitted: Fitted) -> dict[str, float]:
         """s, the mean over blocks, and how far the blocks are apart."""

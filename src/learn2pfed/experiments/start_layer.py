@@ -8,14 +8,16 @@ from itertools import product
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
+from torch import nn
 
 from learn2pfed.algorithms.plug_in import Backbone, PlugIn
 from learn2pfed.algorithms.rounds import Rounds
+from learn2pfed.errors import Learn2pFedError
 from learn2pfed.experiments.comparing import Fitted, OwnSettings, every_method
 from learn2pfed.experiments.forms import Form, Forms
 from learn2pfed.experiments.images import START
 from learn2pfed.experiments.shared_images import SharedOut, Study, with_network
-from learn2pfed.models.network import attach
+from learn2pfed.models.network import Network, attach
 
 BACKBONES: tuple[Backbone, ...] = ("local", "shared")
 
@@ -25,7 +27,7 @@ class StartLayerConfig(SharedOut):
 
     data: tuple[str, ...] = Field(("cifar10",), min_length=1, description="cifar10, fashion-mnist, or a path")
     clients: tuple[int, ...] = Field((10,), min_length=1, description="numbers of clients")
-    starts: tuple[str, ...] = Field(
+    starts: tuple[Annotated[str, Field(coerce_numbers_to_str=True)], ...] = Field(
         ("layers.0", "layers.1", "head"),
         min_length=1,
         description="layers; of the paper's LeNet the three connected ones (that of Fashion-MNIST has head alone)",
@@ -71,4 +73,11 @@ class StartLayerExperiment(Forms):
 def _algorithm_of(config: StartLayerConfig, start: str, backbone: str, study: Study, seed: int) -> Rounds:
     """The plug-in from that layer on."""
     own = {**config.own[PlugIn.name], "backbone": backbone}
-    return with_network(config, PlugIn.name, own, study, seed, partial(attach, start=start))
+    return with_network(config, PlugIn.name, own, study, seed, partial(_headed, start))
+
+
+def _headed(start: str, module: nn.Module) -> Network:
+    try:
+        return attach(module, start)
+    except Learn2pFedError as error:
+        raise Learn2pFedError(f"starts: {error}") from error

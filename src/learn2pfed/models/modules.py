@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from itertools import pairwise
 from math import prod
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -151,12 +153,12 @@ def build(
         torch.manual_seed(seed)
         try:
             module = make(shape, n_outputs, **options)
-        except (TypeError, RuntimeError) as error:
+        except Exception as error:  # whatever one's own function may raise
             raise Learn2pFedError(
                 f"model {name!r} does not take {options} ({error}): {about}."
                 if name in MODELS
                 else f"model {name!r} must be a function of (shape, outputs) that gives an nn.Module; "
-                f"called with {', '.join(map(repr, (shape, n_outputs)))} it says: {error}."
+                f"called with {', '.join(map(repr, (shape, n_outputs)))} it says: {_words(error)}."
             ) from error
     if not isinstance(module, nn.Module):
         raise Learn2pFedError(f"{name} gives {type(module).__name__}, not an nn.Module.")
@@ -170,6 +172,23 @@ def _imported(name: str) -> Callable[..., nn.Module]:
         sys.path.insert(0, os.getcwd())  # a file beside which the command is run
     try:
         found: Callable[..., nn.Module] = getattr(import_module(place), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise Learn2pFedError(f"model {name!r} can't be imported ({error}): use package.module:function.") from error
+    except Exception as error:  # whatever one's own file may raise
+        raise Learn2pFedError(
+            f"model {name!r} can't be imported ({_words(error)}): use package.module:function."
+        ) from error
     return found
+
+
+def _words(error: Exception) -> str:
+    """What went wrong, and of what kind it is."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def notes_on(name: str | None) -> list[str]:
+    """A network of one's own, by what is in its file: whoever changes it makes another run."""
+    if name is None or ":" not in name:
+        return []
+    _imported(name)
+    file = sys.modules[name.partition(":")[0]].__file__
+    digest = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else "unknown"
+    return [f"The network {name} is made in a file with the SHA-256 digest {digest[:12]}."]

@@ -190,9 +190,18 @@ def attach(module: nn.Module, start: str) -> Network:
     >>> attach(nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)), "2").head
     ('2', '4')
     """
+    if not isinstance(module, nn.Module):
+        raise Learn2pFedError(f"attach takes an nn.Module, got {type(module).__name__}.")
     layers = layers_of(module)
+    if not layers:
+        raise Learn2pFedError(
+            f"{type(module).__name__} has no layers with names to start at: put it into an nn.Sequential."
+        )
+    inside = [layer for layer in layers if layer.startswith(f"{start}.")]
+    if start not in layers and inside:
+        raise Learn2pFedError(f"{start!r} is no layer but has some: start at {', '.join(inside)}.")
     if start not in layers:
-        raise Learn2pFedError(f"The network has no layer {start!r} with parameters; {instead(start, layers)}")
+        raise Learn2pFedError(f"The network has no layer {start!r} with parameters; {instead(str(start), layers)}")
     return Network(module, layers[layers.index(start) :])
 
 

@@ -69,17 +69,17 @@ class Heat:
     @property
     def cell_width(self) -> float:
         """Inches: as wide as the column names, if all columns fit."""
-        return min(max(0.5, _letters(self.columns) * LETTER), 7.5 / len(self.columns))
+        return min(max(0.5, letters(self.columns) * LETTER), 7.5 / len(self.columns))
 
     @property
     def slanted(self) -> bool:
         """Whether the column names are too long to stand side by side."""
-        return _letters(self.columns) * LETTER > self.cell_width
+        return letters(self.columns) * LETTER > self.cell_width
 
     @property
     def below(self) -> float:
         """Inches that slanted column names need."""
-        return _letters(self.columns) * LETTER * 0.71 if self.slanted else 0.0
+        return letters(self.columns) * LETTER * 0.71 if self.slanted else 0.0
 
     @property
     def height(self) -> float:
@@ -89,7 +89,7 @@ class Heat:
     @property
     def width(self) -> float:
         """Inches, by the number of columns."""
-        return max(4.2, 1.2 + _letters(self.rows) * LETTER + self.cell_width * len(self.columns))
+        return max(4.2, 1.2 + letters(self.rows) * LETTER + self.cell_width * len(self.columns))
 
     @property
     def cells(self) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -167,8 +167,9 @@ class Figure:
 
     @property
     def grid(self) -> list[tuple[Panel | Heat | Dumbbell, ...]]:
-        """The panels, row by row."""
-        columns = 1 if self.named else self.n_columns
+        """The panels, row by row, no row much shorter than another."""
+        n_rows = len(self.panels) if self.named else math.ceil(len(self.panels) / self.n_columns)
+        columns = math.ceil(len(self.panels) / n_rows)
         return [self.panels[i : i + columns] for i in range(0, len(self.panels), columns)]
 
 
@@ -201,7 +202,8 @@ def short(name: str) -> str:
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 10]}…{line[-9:]}"
 
 
-def _letters(names: Sequence[str]) -> int:
+def letters(names: Sequence[str]) -> int:
+    """How long the longest is."""
     return max((len(short(name)) for name in names), default=0)
 
 

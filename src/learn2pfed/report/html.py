@@ -42,12 +42,13 @@ class Page:
 def page_of_experiment(results: Results, details: Details) -> Page:
     """The page of a run."""
     experiment = find(results.experiment)
+    shown = tables(results, details.details)
     introduction = experiment.introduction({row.setting for row in results.rows})
     return Page(
         title=experiment.title,
         about=" ".join(filter(None, (introduction, tuning_words(experiment, results)))),
-        lead=_lead(sorted({row.seed for row in results.rows})),
-        tables=tables(results, details.details),
+        lead=_lead(sorted({row.seed for row in results.rows}), shown),
+        tables=shown,
         figures=figures(results, details),
         command=command_of(experiment, results),
         config=results.config,
@@ -78,12 +79,13 @@ def tuning_words(experiment: Experiment, results: Results) -> str:
     return experiment.tuning
 
 
-def _lead(seeds: Sequence[int]) -> str:
+def _lead(seeds: Sequence[int], shown: Sequence[Table]) -> str:
     if not seeds:
         return "Nothing has been measured yet."
     over = f"Mean ± standard deviation over {len(seeds)} seeds, {seeds[0]} to {seeds[-1]}."
     said = over if len(seeds) > 1 else f"One seed, {seeds[0]}."
-    return f'{said} "pooled": computed from all rows in one place, nothing is sent.'
+    pooled = any("pooled" in row for table in shown for row in table.body)
+    return f'{said} "pooled": computed from all rows in one place, nothing is sent.' if pooled else said
 
 
 def render_page(page: Page) -> str:

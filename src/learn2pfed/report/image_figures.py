@@ -21,10 +21,11 @@ MOST_CLIENTS = 4
 
 
 def _first(results: Results, details: Sequence[Detail], key: str) -> list[Detail]:
-    """The first trial's details that have `key`, settings in the order of the table."""
+    """The first trial's details that have `key`, of the last method that has, settings in the order of the table."""
     settings = list(dict.fromkeys(column.setting for column in find(results.experiment).columns(results.rows)))
     found: dict[str, Detail] = {}
-    for detail in sorted(details, key=lambda detail: detail.seed):
+    names = order(results)
+    for detail in sorted(details, key=lambda detail: (detail.seed, -names.index(detail.algorithm))):
         if detail.series.get(key):
             found.setdefault(detail.setting, detail)
     return [found[setting] for setting in settings if setting in found]
@@ -35,7 +36,7 @@ def partition_figure(results: Results, details: Sequence[Detail]) -> Figure | No
     panels = []
     for detail in _first(results, details, "counts"):
         counts = np.array(detail.series["counts"])
-        clients = [str(i + 1) for i in range(counts.shape[1])]
+        clients = [str(i) for i in range(counts.shape[1])]
         classes = [f"class {c}" for c in range(len(counts))]
         top = float(counts.max())
         panels.append(
@@ -109,14 +110,15 @@ def sharing_figure(results: Results, details: Sequence[Detail]) -> Figure | None
 
 def confusion_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
     """Of a few clients, what was taken for what."""
-    panels = []
+    panels, whose = [], ""
     for detail in _first(results, details, "confusion")[:1]:
+        whose = detail.algorithm
         for i, table in enumerate(detail.series["confusion"][:MOST_CLIENTS]):
             classes = [str(c) for c in range(len(table))]
             top = float(np.max(table))
             panels.append(
                 Heat(
-                    f"client {i + 1}, {detail.setting}",
+                    f"client {i}, {detail.setting}",
                     classes,
                     classes,
                     table,
@@ -130,7 +132,7 @@ def confusion_figure(results: Results, details: Sequence[Detail]) -> Figure | No
                 )
             )
     caption = (
-        "Test images by their class (row) and by what Learn2pFed takes them for (column); first trial, the first "
+        f"Test images by their class (row) and by what {whose} takes them for (column); first trial, the first "
         f"{MOST_CLIENTS} clients of the first setting. details.json has all clients."
     )
     return Figure("confusion", "Mistakes of a few clients", caption, tuple(panels), 1) if panels else None

@@ -16,6 +16,7 @@ from matplotlib.ticker import LogLocator
 from learn2pfed.report.drawing import (
     DOT_OPACITY,
     FEW_DECADES,
+    LETTER,
     MISSING,
     MOST_COLUMNS,
     MOST_ROWS,
@@ -24,10 +25,14 @@ from learn2pfed.report.drawing import (
     Heat,
     Panel,
     decades,
+    letters,
     shape,
     short,
     ticks,
 )
+
+LEGEND_LINE = 0.6
+"""Inches that a name in the legend takes besides its letters."""
 
 
 def draw_files(figure: Figure) -> dict[str, bytes]:
@@ -44,7 +49,9 @@ def draw_files(figure: Figure) -> dict[str, bytes]:
     for panel, axes in zip(figure.panels, grid.flat, strict=False):
         shown |= _draw_panel(panel, axes)
     if len(shown) > 1:
-        canvas.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=min(6, len(shown)), fontsize=8)
+        fit = max(1, int(width * columns / (LETTER * letters(list(shown)) + LEGEND_LINE)))
+        ncols = min(6, len(shown), fit)
+        canvas.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=ncols, fontsize=8)
     canvas.suptitle(_literal(figure.title), fontsize=11)
     files = {}
     with warnings.catch_warnings():
