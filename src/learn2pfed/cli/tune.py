@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from learn2pfed.cli.common import app, changes_of, console, folder_for, progress_bar, rich_table, stoppable
 from learn2pfed.errors import Learn2pFedError
-from learn2pfed.experiments.registry import configure, differences, find, restore, spread
+from learn2pfed.experiments.processes import spread
+from learn2pfed.experiments.registry import configure, differences, find, restore
 from learn2pfed.experiments.tuning import Tuned, Tunings, chosen_values, searches, tune
 from learn2pfed.report.tables import Table, number
 from learn2pfed.results.records import versions

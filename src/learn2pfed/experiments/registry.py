@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import tomllib
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from collections.abc import Iterator
 from difflib import get_close_matches
 from functools import partial
-from multiprocessing import active_children, get_context, resource_tracker
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
 from pydantic import ValidationError
 
 from learn2pfed.errors import DivergenceError, Learn2pFedError, instead, sentence
@@ -26,13 +21,11 @@ from learn2pfed.experiments.layers import LayersExperiment
 from learn2pfed.experiments.panels import PanelsExperiment
 from learn2pfed.experiments.polynomial import PolynomialExperiment, QualityExperiment
 from learn2pfed.experiments.power import PowerExperiment
+from learn2pfed.experiments.processes import spread
 from learn2pfed.experiments.resources import ResourcesExperiment
 from learn2pfed.experiments.sharing import SharingExperiment
 from learn2pfed.experiments.start_layer import StartLayerExperiment
 from learn2pfed.results.records import DIVERGED, Row
-
-Item = TypeVar("Item")
-Gift = TypeVar("Gift")
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
@@ -202,47 +195,3 @@ def run_all(
 ) -> Iterator[tuple[Task, Done]]:
     """Do the tasks on `n_jobs` processes of one thread each and yield each as it ends; what is not done rests there."""
     return spread(partial(work, experiment.name, config.model_dump(), partial_in), tasks, n_jobs)
-
-
-def spread(work: Callable[[Item], Gift], tasks: list[Item], n_jobs: int) -> Iterator[tuple[Item, Gift]]:
-    """The work on every task, by `n_jobs` processes of one thread each; yields each as it ends."""
-    if n_jobs == 1:
-        torch.set_num_threads(1)
-        for task in tasks:
-            yield task, work(task)
-        return
-    pool = ProcessPoolExecutor(
-        n_jobs, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
-    )
-    try:
-        with _deaf_to_ctrl_c():
-            waiting: dict[Future[Gift], Item] = {pool.submit(work, task): task for task in tasks}
-        while waiting:
-            ended, _ = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in sorted(ended, key=lambda future: tasks.index(waiting[future])):
-                yield waiting.pop(future), future.result()
-    except BaseException:
-        for worker in active_children():
-            worker.terminate()
-        raise
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-@contextmanager
-def _deaf_to_ctrl_c() -> Iterator[None]:
-    """Processes started here never hear Ctrl-C: it is for their parent, which hears it at the end and ends them."""
-    heard: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
-    can_block = hasattr(signal, "pthread_sigmask")  # not on Windows
-    if can_block:
-        resource_tracker.ensure_running()  # multiprocessing's own process: starting it later would unblock the signal
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # what is blocked here is blocked in new processes
-    try:
-        yield
-    finally:
-        if can_block:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        signal.signal(signal.SIGINT, before)
-    if heard:
-        raise KeyboardInterrupt
