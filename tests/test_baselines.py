@@ -6,16 +6,16 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from learn2pfed.algorithms.base import Outcome
+from learn2pfed.algorithms.base import Outcome, Traffic
 from learn2pfed.algorithms.registry import BASELINES, OURS, method_named
-from learn2pfed.algorithms.rounds import Rounds
+from learn2pfed.algorithms.rounds import Rounds, Told
 from learn2pfed.data.federated import ClientData, Samples
 from learn2pfed.engines.messages import decode, size
 from learn2pfed.engines.plain import run_plain
@@ -760,29 +760,43 @@ def test_who_never_took_part_has_the_model_of_the_table(name: str, run: Callable
 # going on after a stop
 
 
-def snapshots(algorithm: Rounds, data: Samples) -> tuple[Outcome, dict[int, Snapshot], dict[int, Tensor]]:
-    kept: dict[int, Snapshot] = {}
-    models: dict[int, Tensor] = {}
+class Look(NamedTuple):
+    state: Snapshot
+    models: Tensor  # if the run ended here
+    traffic: Traffic
 
-    def observe(t: int, simulator: Simulator, personal: Callable[[], Tensor]) -> None:
-        kept[t], models[t] = simulator.snapshot(), personal()
 
-    return run_rounds(algorithm, data, observe=observe), kept, models
+def looked_at(algorithm: Rounds, data: Samples) -> tuple[Outcome, dict[int, Look]]:
+    looks: dict[int, Look] = {}
+
+    def observe(t: int, simulator: Simulator, told: Told) -> None:
+        looks[t] = Look(simulator.snapshot(), simulator.personal(told), simulator.ended(told))
+
+    return run_rounds(algorithm, data, observe=observe), looks
 
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("how", [MOMENTUM, ADAM], ids=["sgd", "adam"])
 def test_a_run_goes_on_from_a_snapshot_as_if_it_had_never_stopped(name: str, how: dict[str, Any]) -> None:
     algorithm, data = quick(name, **how, join=0.6, n_rounds=4), clients()
-    whole, kept, seen = snapshots(algorithm, data)
-    assert list(kept) == [1, 2, 3, 4]
+    whole, looks = looked_at(algorithm, data)
+    assert list(looks) == [1, 2, 3, 4]
     for t in (2, 2, 4):  # a snapshot serves twice
-        again = run_rounds(algorithm, data, start=kept[t])
+        again = run_rounds(algorithm, data, start=looks[t].state)
         assert torch.equal(again.models, whole.models)
         agree(again, whole)
     assert torch.equal(run_rounds(algorithm, data).models, whole.models)  # looking changed nothing
-    assert torch.equal(seen[4], whole.models)
-    assert not torch.equal(seen[2], whole.models)
+    assert torch.equal(looks[4].models, whole.models)
+    assert not torch.equal(looks[2].models, whole.models)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_look_counts_what_a_run_sends_that_ends_there(name: str) -> None:
+    how: dict[str, Any] = {"join": 0.6} | ({"share": 0.5} if name == "learn2pfed" else {})  # else it learns by a clock
+    whole, looks = looked_at(quick(name, **how, n_rounds=4), clients())
+    assert looks[4].traffic == whole.traffic
+    assert looks[2].traffic == run_rounds(quick(name, **how, n_rounds=2), clients()).traffic
+    assert looks[2].traffic.bytes == looks[2].traffic.bytes_up + looks[2].traffic.bytes_down
 
 
 # what gets lost, and what leaves the finite numbers

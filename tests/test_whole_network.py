@@ -15,6 +15,7 @@ from learn2pfed.algorithms.ditto import Ditto, DittoSettings
 from learn2pfed.algorithms.fedavg_ft import FedAvgFT, FineTuneSettings
 from learn2pfed.algorithms.local import LocalSettings
 from learn2pfed.algorithms.local_only import LocalOnly
+from learn2pfed.algorithms.rounds import Told
 from learn2pfed.algorithms.whole_network import Server, WholeNetwork, WholeNetworkSettings, least
 from learn2pfed.data.federated import Samples
 from learn2pfed.engines.messages import decode, encode, receive
@@ -104,7 +105,7 @@ def test_a_strong_pull_holds_a_client_where_it_starts() -> None:
 def test_without_a_last_pass_a_client_keeps_what_it_remembers() -> None:
     algorithm, data = whole(share=0.5, remember=0.8, final_passes=0, own_frequencies=False), clients()
     seen: list[Any] = []
-    found = run_rounds(algorithm, data, observe=lambda t, simulator, personal: seen.append(simulator.kept))
+    found = run_rounds(algorithm, data, observe=lambda t, simulator, told: seen.append(simulator.kept))
     d = seen[-1].moved / seen[-1].weight
     torch.testing.assert_close(found.models, found.global_model + 0.5 * d, rtol=0, atol=1e-12)
 
@@ -360,7 +361,7 @@ def test_blocks_go_private_when_s_is_learned() -> None:
 def test_at_the_end_the_mean_of_the_rounds_is_told() -> None:
     algorithm, data = whole(remember=0.5, final_passes=0, share=0.0, own_frequencies=False), clients()
     rounds: list[Tensor] = []
-    found = run_rounds(algorithm, data, observe=lambda t, simulator, personal: rounds.append(simulator.server.w))
+    found = run_rounds(algorithm, data, observe=lambda t, simulator, told: rounds.append(simulator.server.w))
     expected = (rounds[0] + 2 * rounds[1] + 4 * rounds[2]) / 7
     torch.testing.assert_close(found.global_model, expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(found.models, expected.expand_as(found.models), rtol=0, atol=1e-12)
@@ -506,7 +507,7 @@ def test_a_run_goes_on_with_private_blocks() -> None:
     algorithm, data = whole(private_at=0.2, n_rounds=6, join=0.5), clients()
     kept: dict[int, Any] = {}
 
-    def observe(t: int, simulator: Simulator, personal: Callable[[], Tensor]) -> None:
+    def observe(t: int, simulator: Simulator, told: Told) -> None:
         kept[t] = simulator.snapshot()
 
     found = run_rounds(algorithm, data, observe=observe)

@@ -71,6 +71,11 @@ class Traffic:
     bytes_down: int = 0
     n_exchanges: int = 0
 
+    @property
+    def bytes(self) -> int:
+        """Both ways."""
+        return self.bytes_up + self.bytes_down
+
     def __add__(self, other: Traffic) -> Traffic:
         """Both together."""
         return Traffic(

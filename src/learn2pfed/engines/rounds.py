@@ -5,8 +5,8 @@ The numbers are those of the plain engine to rounding, and so are the bytes that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -14,14 +14,14 @@ from torch import Tensor
 
 from learn2pfed.algorithms.base import Exchange, Message, Moment, Outcome, Progress, Spec, Traffic, Verdict, tree
 from learn2pfed.algorithms.local import Local
-from learn2pfed.algorithms.rounds import Rounds
+from learn2pfed.algorithms.rounds import Rounds, Told
 from learn2pfed.data.federated import Samples
 from learn2pfed.engines.messages import size
 from learn2pfed.engines.plain import following
 from learn2pfed.errors import Learn2pFedError
 
-Observe = Callable[[int, "Simulator", Callable[[], Tensor]], None]
-"""Called after every round with its number, the simulator, and a function that gives the personal models, (M, P)."""
+Observe = Callable[[int, "Simulator", Told], None]
+"""Called after every round with its number, the simulator, and what all would be told if the run ended here."""
 
 STEP_ROWS = 2**13
 """Most rows of a step of clients that are computed together."""
@@ -70,7 +70,7 @@ class Simulator:
             if isinstance(step, Moment):
                 self.round, self.server, self.joined = step.round, step.server, step.joined
                 if observe is not None:
-                    observe(step.round, self, partial(self.personal, step.told))
+                    observe(step.round, self, step.told)
                 step = following(programme, {})
             elif step.kind == "finish":
                 self._count(step)
@@ -86,7 +86,7 @@ class Simulator:
         kept = tree(torch.clone, self.kept)
         return Snapshot(self.round, self.server, kept, self.joined, self.traffic, dict(self.missing))
 
-    def personal(self, told: Sequence[tuple[Message, tuple[int, ...]]]) -> Tensor:
+    def personal(self, told: Told) -> Tensor:
         """Every client's own model, given what each is told; nothing is kept."""
         models = self.algorithm.network.start.repeat(len(self.data), 1)
         for said, clients in told:
@@ -126,11 +126,13 @@ class Simulator:
         batches = {i: -(-sizes[i] // wide) for i in clients}
         return similar(batches, STEP_ROWS // min(wide, max(sizes)))
 
+    def ended(self, told: Told) -> Traffic:
+        """All that is sent if the run ends here and everybody is told that."""
+        return self.traffic + Traffic(0, sum(_down(said) * len(clients) for said, clients in told), len(told))
+
     def _count(self, exchange: Exchange) -> None:
-        said = tuple((name, Spec(tuple(x.shape), x.dtype)) for name, x in exchange.broadcast.items())
-        down, up = _bytes(said), _bytes(tuple(exchange.reply.items()))
         m = len(exchange.clients)
-        self.traffic += Traffic(up * m, down * m, 1)
+        self.traffic += Traffic(_bytes(tuple(exchange.reply.items())) * m, _down(exchange.broadcast) * m, 1)
 
 
 def run_rounds(
@@ -199,6 +201,10 @@ def similar(sizes: Mapping[int, int], most: int) -> list[tuple[int, ...]]:
 def keep_memory() -> None:
     """Once a block of 31 MB was freed, glibc keeps what a step frees for the next one instead of giving it back."""
     torch.empty(31 << 20, dtype=torch.uint8)
+
+
+def _down(said: Message) -> int:
+    return _bytes(tuple((name, Spec(tuple(x.shape), x.dtype)) for name, x in said.items()))
 
 
 @cache

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field
 
 from learn2pfed.algorithms.base import Outcome
 from learn2pfed.algorithms.registry import BASELINES, method_named
-from learn2pfed.algorithms.rounds import Rounds
+from learn2pfed.algorithms.rounds import Rounds, Told
 from learn2pfed.data.federated import Samples
 from learn2pfed.engines.plain import run_plain
 from learn2pfed.engines.rounds import Simulator, marks_of, run_rounds
@@ -137,7 +137,7 @@ class Fitted(NamedTuple):
     outcome: Outcome
     marks: NDArray[np.float64]  # (M,), each client's mean mark on its own test samples
     curve: Points  # the metric after some rounds
-    sent: Points  # megabytes, to and from all clients until then
+    sent: Points  # megabytes, to and from all clients if it ended then, the last message to everybody included
     seconds: float  # CPU time, without scoring
     watched: list[Any]  # what was noted after every round
 
@@ -172,14 +172,15 @@ def fit(
     def spent() -> float:
         return float(earlier + time.process_time() - begun - looking)
 
-    def observe(t: int, simulator: Simulator, personal: Any) -> None:
+    def observe(t: int, simulator: Simulator, told: Told) -> None:
         nonlocal looking, put
         since = time.process_time()
         if watch is not None:
             watched.append(watch(simulator))
         if t in rounds:
-            sent[t] = (simulator.traffic.bytes_up + simulator.traffic.bytes_down) / 1e6
-            curve[t] = float(algorithm.task.value(torch.from_numpy(_means(algorithm, personal(), train, test))).mean())
+            sent[t] = simulator.ended(told).bytes / 1e6
+            means = _means(algorithm, simulator.personal(told), train, test)
+            curve[t] = float(algorithm.task.value(torch.from_numpy(means)).mean())
         looking += time.process_time() - since
         if path is not None and time.monotonic() - put > checkpoints.EVERY:
             notes = {"curve": list(curve.items()), "sent": list(sent.items()), "watched": watched, "seconds": spent()}

@@ -77,8 +77,9 @@ def bytes_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
         if drawn:
             panels.append(Panel(setting, tuple(drawn), "MB sent, both ways", "accuracy"))
     caption = (
-        "Mean accuracy over clients against all bytes sent until then, to and from all clients, without the last "
-        "message to everybody; first trial. What sends nothing is drawn across, at its last round's accuracy."
+        "Mean accuracy over clients if the run ended there, against all bytes sent by then, to and from all clients, "
+        "the last message to everybody included; first trial. What sends nothing is drawn across, at its last round's "
+        "accuracy."
     )
     return Figure("bytes", "Accuracy against communication", caption, tuple(panels), 2) if panels else None
 

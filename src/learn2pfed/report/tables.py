@@ -163,7 +163,7 @@ def tables(results: Results, details: Sequence[Detail] = ()) -> list[Table]:
 
 
 def _costs(results: Results, details: Sequence[Detail]) -> list[Table]:
-    by_bytes = [bytes_table(results), equal_table(results, details)] if results.experiment == "images" else []
+    by_bytes = [bytes_table(results), *equal_tables(results, details)] if results.experiment == "images" else []
     return [*by_bytes, cost_table(results)]
 
 
@@ -311,24 +311,31 @@ def bytes_table(results: Results) -> Table:
     return _byte_table(results, what, lambda name, setting: _at_most_as_good(mean(ours, setting), mean(name, setting)))
 
 
-def equal_table(results: Results, details: Sequence[Detail]) -> Table:
-    """By setting, what Learn2pFed has sent until it is as accurate as another method, over what that has sent: the
-    largest such ratio of all that was seen of the other above the last accuracy of Local-Only, which sends nothing.
+def equal_tables(results: Results, details: Sequence[Detail]) -> list[Table]:
+    """By setting, what Learn2pFed has sent until it is as accurate as another method, over what that has sent: for what
+    the other has in the end, and the largest such ratio of all that was seen of it. Above the last accuracy of
+    Local-Only alone, which sends nothing.
     """
     curves = {(d.algorithm, d.setting): d.series for d in details if d.series.get("sent")}
 
-    def entry(name: str, setting: str) -> str:
-        return _largest(*(curves.get((each, setting)) for each in ("Learn2pFed", name, "Local-Only")))
+    def table(what: str, first: int) -> Table:
+        def entry(name: str, setting: str) -> str:
+            return _largest(first, *(curves.get((each, setting)) for each in ("Learn2pFed", name, "Local-Only")))
 
-    return _byte_table(results, "bytes at equal accuracy, the largest ratio in the first trial", entry)
+        return _byte_table(results, f"bytes at equal accuracy, {what}, first trial", entry)
+
+    return [table("that of the other in the end", -1), table("the largest ratio of all looks", 0)]
 
 
-def _largest(ours: dict[str, Any] | None, other: dict[str, Any] | None, alone: dict[str, Any] | None) -> str:
-    """Of one setting; between two looks ours goes straight."""
+def _largest(
+    first: int, ours: dict[str, Any] | None, other: dict[str, Any] | None, alone: dict[str, Any] | None
+) -> str:
+    """Of one setting and the other's looks from `first` on; between two looks ours goes straight."""
     if ours is None or other is None or alone is None or not any(other["sent"]):
         return ""
     level, best = alone["curve"][-1], np.maximum.accumulate(ours["curve"])
-    seen = [each for each in zip(other["sent"], other["curve"], strict=True) if each[1] > level]
+    looks = list(zip(other["sent"], other["curve"], strict=True))[first:]
+    seen = [(sent, value) for sent, value in looks if value > level]
     if not seen:
         return "not above alone"
     if any(value > best[-1] for _, value in seen):
