@@ -540,7 +540,10 @@ def test_what_is_wrong_is_refused_with_a_reason() -> None:
     headless = Network(nn.Linear(4, 3).double(), None)
     with pytest.raises(Learn2pFedError, match="own_frequencies and by_class need a head whose last layer has a bias"):
         whole(headless)
-    with pytest.raises(Learn2pFedError, match="set both to false"):
+    with pytest.raises(
+        Learn2pFedError,
+        match=r"set both to false \(in experiments own.learn2pfed.own_frequencies and own.learn2pfed.by_class\)",
+    ):
         whole(headless, own_frequencies=False)
     assert whole(headless, own_frequencies=False, by_class=False).last_bias is None
     with pytest.raises(Learn2pFedError, match=r"learn_from = 0\.7 and learn_until = 0\.6 leave no round to learn s in"):

@@ -184,7 +184,7 @@ class WholeNetwork(Rounds):
         if self.network.shapes.get(name) != (self.task.n_outputs,):
             raise Learn2pFedError(
                 "own_frequencies and by_class need a head whose last layer has a bias for each class: give it one, or "
-                "set both to false."
+                f"set both to false (in experiments own.{self.name}.own_frequencies and own.{self.name}.by_class)."
             )
         return name
 
