@@ -109,10 +109,9 @@ def _serve(work: Callable[[Item], Gift], pipe: Connection) -> None:
 
 def _end_with_parent() -> None:
     """Nobody works for a parent that is no more."""
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
+    if (parent := parent_process()) is not None:
+        parent.join()
+        os._exit(1)
 
 
 @contextmanager
