@@ -27,11 +27,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from learn2pfed.algorithms.fedavg import FedAvg
 from learn2pfed.algorithms.fedper import FedPer
 from learn2pfed.algorithms.local import LocalSettings
+from learn2pfed.algorithms.rounds import Told
 from learn2pfed.data.federated import Samples
 from learn2pfed.engines.rounds import Simulator, home, marks_of, run_rounds
 from learn2pfed.models.modules import CNN, MLP, build
@@ -95,9 +96,9 @@ def against_pfl(train: Samples, test: Samples, pfl: Pfl, n_rounds: int, what: st
     algorithm = FedAvg(settings, build("cnn-32-64", (1, 28, 28), 10), Classification(10))
     ours, theirs, start = [], [], time.process_time()
 
-    def observe(t: int, simulator: Simulator, personal: Callable[[], Tensor]) -> None:
+    def observe(t: int, simulator: Simulator, told: Told) -> None:
         nonlocal start
-        reached = float(marks_of(algorithm, personal(), train, test).mean())
+        reached = float(marks_of(algorithm, simulator.personal(told), train, test).mean())
         ours.append(time.process_time() - start)
         theirs.append(pfl.round())
         other = theirs[-1]

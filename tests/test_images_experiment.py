@@ -19,7 +19,7 @@ from learn2pfed.experiments import images as module
 from learn2pfed.experiments import shared_images
 from learn2pfed.experiments.base import Done, Task
 from learn2pfed.experiments.images import METHODS, TITLES, ImagesConfig, ImagesExperiment
-from learn2pfed.experiments.registry import configure, find
+from learn2pfed.experiments.registry import configure, find, parse
 from learn2pfed.experiments.resources import ResourcesConfig, ResourcesExperiment
 from learn2pfed.experiments.shared_images import Setting, parts_of, study_of
 from learn2pfed.experiments.sharing import SharingConfig, SharingExperiment
@@ -300,6 +300,11 @@ def test_the_plug_in_starts_at_every_layer_with_either_backbone(folder: str) -> 
 def test_layers_that_are_called_by_numbers_can_be_named() -> None:
     assert configure(find("start-layer"), "quick", {"starts": 1}).starts == ("1",)
     assert configure(find("start-layer"), "quick", {"starts": "1,head"}).starts == ("1", "head")
+    assert configure(find("start-layer"), "quick", {"starts": ["0.10"]}).starts == ("0.10",)
+    assert configure(find("polynomial"), "quick", {"head": 2}).model_dump()["head"] == "2"
+    for name, setting in (("start-layer", "starts"), ("images", "head"), ("images", "own.learn2pfed.private")):
+        with pytest.raises(Learn2pFedError, match=r'a layer whose name looks like 0.1 is written in quotes, "0.10"'):
+            configure(find(name), "quick", {setting: parse("0.10")})
     own = configure(find("images"), "quick", {"own.learn2pfed.private": 3}).own["learn2pfed"]
     assert WholeNetworkSettings.of(**own).private == ("3",)
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -52,15 +53,19 @@ class OddError(Exception):
         super().__init__(one + another)
 
 
-def complain(task: str) -> str:
+def complain(task: str) -> object:
     if task == "odd":
         raise OddError("very ", "odd")
+    if task == "unsendable":
+        return lambda: task
     raise DivergenceError(f"{task} diverged.")
 
 
 def test_what_a_process_complains_of_is_raised() -> None:
     with pytest.raises(DivergenceError, match=r"^it diverged\.$"):
         list(spread(complain, ["it", "it"], 2))
+    with pytest.raises(RuntimeError, match=r"In a process at work:\n(?s:.*)pickle"):
+        list(spread(complain, ["unsendable", "unsendable"], 2))
     with pytest.raises(RuntimeError, match=r"In a process at work:\n(?s:.*)raise OddError\((?s:.*)OddError: very odd"):
         list(spread(complain, ["odd", "odd"], 2))
     assert not active_children()
@@ -69,19 +74,45 @@ def test_what_a_process_complains_of_is_raised() -> None:
 def end_at(task: str) -> str:
     if task == "ended":
         os.kill(os.getpid(), signal.SIGKILL)
+    if task == "left":
+        os._exit(3)
     if task == "long":
         time.sleep(10 * SOON)
     return task
 
 
-def test_a_process_that_is_ended_from_outside_is_a_sentence() -> None:
-    started = time.monotonic()
-    with pytest.raises(
-        Learn2pFedError, match=r"A process at work was ended \(exit code -9\), .*--resume.* fewer --jobs"
-    ):
-        list(spread(end_at, ["long", "ended"], 2))
+@pytest.mark.parametrize(
+    ("task", "complaint"),
+    [
+        ("ended", r"was ended \(exit code -9\), perhaps since the memory was full: .* --resume, if need be with fewer"),
+        ("left", r"was ended \(exit code 3\): what is finished is kept; go on with --resume\.$"),
+    ],
+)
+def test_a_process_that_is_ended_from_outside_is_a_sentence(task: str, complaint: str) -> None:
+    with pytest.raises(Learn2pFedError, match=complaint):
+        list(spread(end_at, ["long", task], 2))
     assert not active_children()
-    assert time.monotonic() - started < SOON
+
+
+def fail_or_finish(place: Path) -> str:
+    """The quick one at once, the others when they are told."""
+    place.touch()
+    assert place.name == "quick" or until((place.parent / "go").exists)
+    if place.name == "fails":
+        raise Learn2pFedError("failed")
+    return place.name
+
+
+def test_what_is_finished_beside_a_failure_is_handed_over(tmp_path: Path) -> None:
+    quick, *others = tasks = [tmp_path / name for name in ("quick", "fails", "fine")]
+    with closing(spread(fail_or_finish, tasks, 3)) as gifts:
+        found = [next(gifts)[0]]
+        assert until(lambda: all(place.exists() for place in others))
+        (tmp_path / "go").touch()
+        time.sleep(1)  # both end before anybody looks
+        with pytest.raises(Learn2pFedError, match=r"^failed$"):
+            found.extend(task for task, _ in gifts)
+    assert found == [quick, tmp_path / "fine"]
 
 
 class Large:
@@ -96,21 +127,21 @@ class Large:
 
 
 def hand_over(place: Path) -> Large | None:
-    return Large(place) if place.name == "large" else None
+    return Large(place) if place.name == "large" and until((place.parent / "go").exists) else None
 
 
 @pytest.mark.parametrize("by", ["us", "others"])
 def test_a_process_may_be_ended_while_it_hands_over(by: str, tmp_path: Path) -> None:
-    gifts, place = spread(hand_over, [tmp_path / "small", tmp_path / "large"], 2), tmp_path / "large"
-    assert next(gifts)[0].name == "small"
-    assert until(place.exists)
-    time.sleep(0.5)
-    if by == "us":
-        gifts.close()  # type: ignore[attr-defined]  # as whoever leaves the loop does
-    else:
-        os.kill(int(place.read_text()), signal.SIGKILL)
-        with pytest.raises(Learn2pFedError, match="ended"):
-            next(gifts)
+    place = tmp_path / "large"
+    with closing(spread(hand_over, [tmp_path / "small", place], 2)) as gifts:  # as whoever leaves the loop does
+        assert next(gifts)[0].name == "small"
+        (tmp_path / "go").touch()
+        assert until(place.exists)
+        time.sleep(0.5)
+        if by == "others":
+            os.kill(int(place.read_text()), signal.SIGKILL)
+            with pytest.raises(Learn2pFedError, match="ended"):
+                next(gifts)
     assert not active_children()
 
 
@@ -139,9 +170,12 @@ def test_nobody_works_on_for_a_parent_that_is_no_more(ends: signal.Signals, tmp_
         def beats() -> list[int]:
             return [file.stat().st_size for name in ("one", "another") if (file := tmp_path / name).exists()]
 
-        assert until(lambda: len(beats()) == 2)
-        parent.send_signal(ends)
-        assert until(lambda: parent.poll() is not None)
+        try:
+            assert until(lambda: len(beats()) == 2)
+            parent.send_signal(ends)
+            assert until(lambda: parent.poll() is not None)
+        finally:
+            parent.kill()
 
     def silent() -> bool:
         before = beats()

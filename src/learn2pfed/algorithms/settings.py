@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from learn2pfed.errors import Learn2pFedError, instead, sentence
+
+
+def _layer_name(given: Any) -> Any:
+    if isinstance(given, float):
+        raise ValueError(f'a layer whose name looks like {given:g} is written in quotes, "0.10", or in a list ["0.10"]')
+    return str(given) if isinstance(given, int) else given
+
+
+LayerName = Annotated[str, BeforeValidator(_layer_name)]
+"""Of a layer or a part, also where it is called by a number; 0.1 as a number could be 0.10."""
 
 
 class RoundSettings(BaseModel):

@@ -50,7 +50,7 @@ from torch import Tensor
 from learn2pfed.algorithms.base import Message, Replies, Spec, Specs
 from learn2pfed.algorithms.local import Local, LocalSettings, towards
 from learn2pfed.algorithms.rounds import Home, Rounds, Told
-from learn2pfed.algorithms.settings import RoundSettings
+from learn2pfed.algorithms.settings import LayerName, RoundSettings
 from learn2pfed.errors import Learn2pFedError, MessageError
 from learn2pfed.models.network import Network
 from learn2pfed.search import Choice, Span
@@ -84,9 +84,7 @@ class WholeNetworkSettings(LocalSettings):
     )
     share: Annotated[float | None, Field(ge=0, le=1)] = Field(None, description="s of all blocks, fixed; none: learned")
     spread: float = Field(0.1, gt=0, description="τ, how far apart the blocks are in s before rows tell")
-    private: tuple[Annotated[str, Field(coerce_numbers_to_str=True)], ...] = Field(
-        (), description="layers that are private from the start"
-    )
+    private: tuple[LayerName, ...] = Field((), description="layers that are private from the start")
     private_at: float = Field(0.95, gt=0, le=1, description="1: no block goes")
     head_blocks: Literal["tensor", "parameter"] = Field(
         "tensor", description="whether each tensor of the head is a block, or each of its parameters"

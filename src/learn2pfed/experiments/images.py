@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field
 
 from learn2pfed.algorithms.registry import BASELINES, OURS, method_named
 from learn2pfed.algorithms.rounds import Rounds
+from learn2pfed.algorithms.settings import LayerName
 from learn2pfed.algorithms.whole_network import WholeNetwork
 from learn2pfed.engines.rounds import Simulator, marks_of
 from learn2pfed.experiments.base import Column, Done, Task, rows_of
@@ -66,7 +67,7 @@ LAST_PASS = Choice((0, 1, 2, 5))
 class ImagesConfig(SharedOut):
     """What can be set; `own.` holds the methods' own settings."""
 
-    head: str | None = Field("head", coerce_numbers_to_str=True, description="the part that FedPer and FedRep keep")
+    head: LayerName | None = Field("head", description="the part that FedPer and FedRep keep")
     algorithms: tuple[str, ...] = Field(METHODS, min_length=1, description="methods (--algorithms)")
     own: Annotated[OwnSettings, BeforeValidator(every_method(METHODS, **START))] = Field({}, validate_default=True)
 

@@ -17,6 +17,7 @@ from learn2pfed.algorithms.closed_form import exact_inner, local_only, one_for_a
 from learn2pfed.algorithms.learn2pfed import Learn2pFed
 from learn2pfed.algorithms.registry import BASELINES
 from learn2pfed.algorithms.rounds import Rounds
+from learn2pfed.algorithms.settings import LayerName
 from learn2pfed.data.federated import Samples
 from learn2pfed.data.polynomial import BASE, Polynomial, polynomial
 from learn2pfed.engines.plain import run_plain
@@ -94,9 +95,8 @@ class PolynomialConfig(StudyConfig, ProtocolConfig):
     model: str = Field(
         "mlp", description="the baselines' network on x: learn2pfed list models, or package.module:function"
     )
-    head: str | None = Field(
+    head: LayerName | None = Field(
         "head",
-        coerce_numbers_to_str=True,
         description="the part of that network that FedPer and FedRep keep at home; none: all of it is shared",
     )
     mlp: Annotated[OwnSettings, BeforeValidator(every_method(FOR_NUMBERS))] = Field({}, validate_default=True)

@@ -48,11 +48,20 @@ def spread(work: Callable[[Item], Gift], tasks: list[Item], n_jobs: int) -> Iter
                 _start(work, workers)
         for pipe in workers:
             give(pipe)
-        while doing:
-            for pipe in _with_news(doing):
-                task, gift = doing.pop(pipe), _received(pipe, workers[pipe])
-                give(pipe)
+        failed = None
+        while doing and failed is None:
+            for pipe in _with_news(doing):  # also what came in beside a failure
+                task = doing.pop(pipe)
+                try:
+                    gift = _received(pipe, workers[pipe])
+                except Exception as error:
+                    failed = failed or error
+                    continue
+                if failed is None:
+                    give(pipe)
                 yield task, gift
+        if failed is not None:
+            raise failed
     finally:
         for process in workers.values():
             process.kill()
@@ -65,7 +74,7 @@ def _start(work: Callable[[Item], Gift], workers: dict[Connection, SpawnProcess]
     """One more process."""
     context = get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(work, there))
+    process = context.Process(target=_serve, args=(work, there), daemon=True)  # nobody waits for it at exit
     process.start()
     workers[here] = process
     there.close()  # the process has it: once that has ended, nobody has
@@ -83,9 +92,11 @@ def _received(pipe: Connection, process: SpawnProcess) -> Any:
         gift, complaint = pipe.recv()
     except (EOFError, OSError) as error:
         process.join(5)
+        killed = process.exitcode == -9  # as the system does where memory runs out
+        why, how = (", perhaps since the memory was full", ", if need be with fewer --jobs") if killed else ("", "")
         raise Learn2pFedError(
-            f"A process at work was ended (exit code {process.exitcode}), perhaps since the memory was full: what is "
-            "finished is kept; go on with --resume, if need be with fewer --jobs."
+            f"A process at work was ended (exit code {process.exitcode}){why}: what is finished is kept; go on with "
+            f"--resume{how}."
         ) from error
     if complaint is not None:
         raise complaint
@@ -99,12 +110,11 @@ def _serve(work: Callable[[Item], Gift], pipe: Connection) -> None:
     while True:
         task = pipe.recv()
         try:
-            answer: tuple[Gift | None, Exception | None] = work(task), None
+            pipe.send((work(task), None))
         except Learn2pFedError as error:
-            answer = None, error
+            pipe.send((None, error))
         except Exception:  # a fault in a program, and not every one can be sent: what it says can
-            answer = None, RuntimeError(f"In a process at work:\n{format_exc()}")
-        pipe.send(answer)
+            pipe.send((None, RuntimeError(f"In a process at work:\n{format_exc()}")))
 
 
 def _end_with_parent() -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from learn2pfed.algorithms.rounds import Rounds
+from learn2pfed.algorithms.settings import LayerName
 from learn2pfed.algorithms.whole_network import WholeNetwork
 from learn2pfed.experiments.comparing import Fitted, OwnSettings, every_method
 from learn2pfed.experiments.forms import Form, Forms
@@ -26,7 +27,7 @@ class SharingConfig(SharedOut):
     shares: tuple[Annotated[float, Field(ge=0, le=1)], ...] = Field(
         (0.0, 0.1, 0.25, 0.5, 0.75, 1.0), min_length=1, description="values of s; beside them it is learned"
     )
-    head: str | None = Field("head", coerce_numbers_to_str=True, description="the part that is last")
+    head: LayerName | None = Field("head", description="the part that is last")
     own: Annotated[OwnSettings, BeforeValidator(every_method((WholeNetwork.name,), **START))] = Field(
         {}, validate_default=True
     )
@@ -54,7 +55,7 @@ class SharingExperiment(Forms):
 
     def notes(self, config: SharingConfig) -> list[str]:
         """Also whether s can be learned."""
-        return super().notes(config) + notes_on_learning(config, config.own[WholeNetwork.name])
+        return super().notes(config) + notes_on_learning(config, {**config.own[WholeNetwork.name], "share": None})
 
     def beside(self, algorithm: Rounds, fitted: Fitted) -> dict[str, float]:
         """s, the mean over blocks, and how far the blocks are apart."""

@@ -12,6 +12,7 @@ from torch import nn
 
 from learn2pfed.algorithms.plug_in import Backbone, PlugIn
 from learn2pfed.algorithms.rounds import Rounds
+from learn2pfed.algorithms.settings import LayerName
 from learn2pfed.errors import Learn2pFedError
 from learn2pfed.experiments.comparing import Fitted, OwnSettings, every_method
 from learn2pfed.experiments.forms import Form, Forms
@@ -27,7 +28,7 @@ class StartLayerConfig(SharedOut):
 
     data: tuple[str, ...] = Field(("cifar10",), min_length=1, description="cifar10, fashion-mnist, or a path")
     clients: tuple[int, ...] = Field((10,), min_length=1, description="numbers of clients")
-    starts: tuple[Annotated[str, Field(coerce_numbers_to_str=True)], ...] = Field(
+    starts: tuple[LayerName, ...] = Field(
         ("layers.0", "layers.1", "head"),
         min_length=1,
         description="layers; of the paper's LeNet the three connected ones (that of Fashion-MNIST has head alone)",

@@ -153,6 +153,8 @@ def build(
         torch.manual_seed(seed)
         try:
             module = make(shape, n_outputs, **options)
+        except Learn2pFedError:
+            raise
         except Exception as error:  # whatever one's own function may raise
             raise Learn2pFedError(
                 f"model {name!r} does not take {options} ({error}): {about}."
@@ -185,10 +187,12 @@ def _words(error: Exception) -> str:
 
 
 def notes_on(name: str | None) -> list[str]:
-    """A network of one's own, by what is in its file: whoever changes it makes another run."""
+    """A network of one's own, by what is in its file (not in those that it imports): whoever changes it makes another
+    run.
+    """
     if name is None or ":" not in name:
         return []
     _imported(name)
-    file = sys.modules[name.partition(":")[0]].__file__
+    file = getattr(sys.modules[name.partition(":")[0]], "__file__", None)
     digest = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else "unknown"
     return [f"The network {name} is made in a file with the SHA-256 digest {digest[:12]}."]
