@@ -397,7 +397,8 @@ def test_a_network_of_ones_own_is_known_by_what_is_in_its_file(
 def test_rounds_too_few_to_learn_in_are_said(folder: str) -> None:
     said = "2 rounds have none in which s is learned (learn_from, learn_until): it stays at one half."
     assert ImagesExperiment().notes(config_of(folder))[1:] == [said]  # some_rounds = 3 have one
-    assert SharingExperiment().notes(config_of(folder))[1:] == [said]
+    for share in (None, 0.3):  # which is of no form
+        assert SharingExperiment().notes(config_of(folder, own={"learn2pfed": {"share": share}}))[1:] == [said]
     assert not ImagesExperiment().notes(config_of(folder, algorithms=("fedavg",)))[1:]
     assert not ImagesExperiment().notes(config_of(folder, own={"learn2pfed": {"share": 0.3}}))[1:]
 
@@ -412,6 +413,9 @@ def test_mistakes_are_shown_of_the_last_method_there_is(folder: str) -> None:
     results = Results(experiment="images", preset="quick", versions={}, config=config.model_dump(), rows=rows)
     drawn = next(each for each in figures(results, Details(details=details)) if each.name == "confusion")
     assert "by what FedPer takes them for" in drawn.caption
+    stopped = results.model_copy(update={"rows": [row for row in rows if row.algorithm != "FedPer"]})
+    drawn = next(each for each in figures(stopped, Details(details=details)) if each.name == "confusion")
+    assert "by what FedAvg takes them for" in drawn.caption  # the other's rows were not yet written
 
 
 @pytest.mark.parametrize("n_judged", [None, 600])

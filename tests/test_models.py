@@ -404,7 +404,7 @@ BUILDS: dict[str, tuple[str, tuple[int, ...], dict[str, object]]] = {
     "'mlp' does not take {'depth': 3}": ("mlp", (4,), {"depth": 3}),
     "'lenet' does not take {'hidden': 3}": ("lenet", (3, 32, 32), {"hidden": 3}),
     r"takes images .* got samples of shape \(4,\)": ("lenet", (4,), {}),
-    "11 x 28 pixels are too small": ("cnn-10-20", (1, 11, 28), {}),
+    "^Images of 11 x 28 pixels are too small": ("cnn-10-20", (1, 11, 28), {}),
     "15 x 15 pixels are too small": ("lenet", (3, 15, 15), {}),
 }
 

@@ -378,7 +378,9 @@ def test_the_map_names_those_who_take_part() -> None:
 def test_fits_stand_above_their_errors_for_any_number_of_settings() -> None:
     for settings in (["1"], ["1", "2"], ["1", "2", "3"]):
         found = [d.model_copy(update={"setting": setting}) for setting in settings for d in DETAILS.details]
-        (fits,) = (figure for figure in figures(made(), Details(details=found)) if figure.name == "fits")
+        every = [row.model_copy(update={"setting": setting}) for setting in settings for row in made().rows]
+        results = made().model_copy(update={"rows": every})
+        (fits,) = (figure for figure in figures(results, Details(details=found)) if figure.name == "fits")
         assert [len(row) for row in fits.grid] == [len(settings)] * 2
 
 

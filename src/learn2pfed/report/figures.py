@@ -25,7 +25,9 @@ from learn2pfed.results.records import Detail, Details, Results
 def figures(results: Results, details: Details) -> list[Figure]:
     """All figures that the records allow."""
     makers = MAKERS.get(results.experiment, ())
-    made = [maker(results, details.details) for maker in makers]
+    finished = {(row.setting, row.algorithm, row.seed) for row in results.rows}  # a run that stopped may have one more
+    known = [d for d in details.details if (d.setting, d.algorithm, d.seed) in finished]
+    made = [maker(results, known) for maker in makers]
     return [figure for figure in made if figure is not None]
 
 

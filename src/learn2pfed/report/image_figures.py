@@ -25,8 +25,7 @@ def _first(results: Results, details: Sequence[Detail], key: str) -> list[Detail
     settings = list(dict.fromkeys(column.setting for column in find(results.experiment).columns(results.rows)))
     found: dict[str, Detail] = {}
     names = order(results)
-    known = [detail for detail in details if detail.algorithm in names]  # a run that was stopped may have one more
-    for detail in sorted(known, key=lambda detail: (detail.seed, -names.index(detail.algorithm))):
+    for detail in sorted(details, key=lambda detail: (detail.seed, -names.index(detail.algorithm))):
         if detail.series.get(key):
             found.setdefault(detail.setting, detail)
     return [found[setting] for setting in settings if setting in found]
