@@ -136,15 +136,10 @@ class ImagesExperiment(Comparison):
         ]
 
     def behind(self, config: Mapping[str, Any], task: Task) -> Any:
-        """Neither other settings nor other methods; the first method's fits say who has which images."""
-        name = self.name_of(task.algorithm)
+        """Neither other settings nor other methods."""
         apart = {"n_seeds", "data", "betas", "clients", "algorithms", "own"}
         common = {key: value for key, value in config.items() if key not in apart}
-        return (
-            common,
-            config["own"].get(name),
-            next(known for known in METHODS if known in config["algorithms"]) == name,
-        )
+        return common, config["own"].get(self.name_of(task.algorithm))
 
     def run(self, config: ImagesConfig, task: Task) -> Done:
         """Fit, and judge on the test images."""
@@ -160,11 +155,10 @@ class ImagesExperiment(Comparison):
         series = dict(fitted.series)
         if learner:
             series |= {"shares": fitted.watched, "blocks": list(learner.names)}
-        here = [known for known in METHODS if known in config.algorithms]
-        if first and name == here[-1]:
-            series["confusion"] = confusion(algorithm, fitted.outcome.models, study)
-        if first and name == here[0]:
+        if first:
             series["counts"] = study.parts.counts(study.images.labels).tolist()
+        if first and name == [known for known in METHODS if known in config.algorithms][-1]:
+            series["confusion"] = confusion(algorithm, fitted.outcome.models, study)
         detail = Detail(**task._asdict(), series=series) if series else None
         return Done(rows_of(task, fitted.outcome, fitted.seconds, measured), detail)
 
