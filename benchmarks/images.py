@@ -47,7 +47,7 @@ def clock(work: Callable[[], Any]) -> float:
 def bare(algorithm: Rounds, train: Samples, set_aside: float) -> None:
     """The same batches through torch's module and optimiser."""
     for i in range(len(train)):
-        module = CNN(SHAPE, 10, (10, 20), (), first_padding=2).to(memory_format=torch.channels_last)
+        module = CNN(SHAPE, 10, (10, 20), (), first_padding=2).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         optimizer = torch.optim.Adam(module.parameters(), lr=SETTINGS["lr"])
         local = replace(home(algorithm, train, (i,), axis=False), set_aside=set_aside)
         for batch in local.batches(epochs=SETTINGS["epochs"]):

@@ -151,7 +151,7 @@ def overhead(train: Samples, n_rounds: int) -> None:
     algorithm = FedAvg(LocalSettings.of(n_rounds=1, **SETTINGS), network, Classification(10))
 
     def bare() -> None:
-        module = CNN((1, 28, 28), 10, (32, 64), (512,)).to(memory_format=torch.channels_last)
+        module = CNN((1, 28, 28), 10, (32, 64), (512,)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
         for i in range(len(train)):
             for batch in home(algorithm, train, (i,), axis=False).batches(epochs=2):

@@ -160,7 +160,7 @@ def main() -> None:
     clients = FederatedDataset(train.__getitem__, get_user_sampler("minimize_reuse", range(CLIENTS)))
     network = Network()
     if options.channels_last:
-        network = network.to(memory_format=torch.channels_last)
+        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     FedAvg().run(
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=sys.maxsize,

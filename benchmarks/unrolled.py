@@ -93,7 +93,7 @@ def straightforward_epoch(X: Tensor, y: Tensor, problem: Supervised) -> Callable
                 c = p[i] * gamma[i]
                 total, weight = total + c * (v[i] - z[i] - alpha[i]), weight + c
             w = total / weight
-        loss = sum(0.5 * (X[i] @ v[i] - y[i]).square().sum() for i in range(n_clients))
+        loss = torch.stack([0.5 * (X[i] @ v[i] - y[i]).square().sum() for i in range(n_clients)]).sum()
         gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         return gradients[list(leaves).index("lam")]
 
