@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from learn2pfed.engines.rounds import Simulator
+from learn2pfed.engines.rounds import Simulator, run_rounds
+from learn2pfed.errors import DivergenceError
 from learn2pfed.experiments import checkpoints
 from learn2pfed.experiments.base import Task
 from learn2pfed.experiments.checkpoints import kept_in
@@ -112,3 +114,15 @@ def test_a_short_fit_leaves_nothing_on_disk(tmp_path: Path) -> None:
     with pytest.raises(StoppedError), kept_in(tmp_path, TASK):
         fitted("fedavg", stop_at=4)
     assert not list(tmp_path.iterdir())
+
+
+WILD = {"local-only": {"lr": 1e300}, "fedavg-ft": {"ft_lr": 1e300}, "ditto": {"lam": 1e300}}
+"""What a client keeps at home leaves the finite numbers, and what it sends does not."""
+
+
+@pytest.mark.parametrize("name", WILD)
+def test_no_class_is_read_off_a_model_that_is_not_finite(name: str) -> None:
+    algorithm = quick(name, optimizer="sgd", **WILD[name])
+    assert not run_rounds(algorithm, clients()).models.isfinite().all()
+    with pytest.raises(DivergenceError, match=f"^{re.escape(algorithm.title)} left the finite numbers"):
+        fit(algorithm, "simulation", clients(), clients())

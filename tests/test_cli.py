@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -81,6 +82,10 @@ def test_an_old_run_is_not_overwritten(
     assert "with other settings" in capsys.readouterr().err
     assert call(monkeypatch, "run", "ablation", "--resume", "--out", "x") == 2
     assert "x holds a run of polynomial: go on with learn2pfed run polynomial --resume" in capsys.readouterr().err
+    file = here / "x" / "results.json"
+    file.write_text(json.dumps(json.loads(before) | {"versions": {"torch": "1.0"}}))
+    assert call(monkeypatch, *ask, "--resume") == 2
+    assert re.search(r"x was begun with torch 1\.0; here is .*: install those or", capsys.readouterr().err)
 
 
 def test_resume_does_only_what_is_left(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

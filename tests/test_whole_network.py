@@ -110,6 +110,23 @@ def test_without_a_last_pass_a_client_keeps_what_it_remembers() -> None:
     torch.testing.assert_close(found.models, found.global_model + 0.5 * d, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("passes", [0, 1, 3])
+def test_private_blocks_are_the_mean_of_the_last_passes(passes: int) -> None:
+    """Each begins where the client left them, in an order of its own."""
+    algorithm, data = whole(**FIXED | {"final_passes": passes}, private=("head",)), clients()
+    network, head = algorithm.network, algorithm.network.mask("head")
+    kept = algorithm.begin()._replace(own=3 * network.start)
+    start = torch.where(head, kept.own, network.start)
+    local = home(algorithm, data, (0,), axis=False)
+    orders = [algorithm.trained(kept, replace(local, round=k), start, 2).own for k in range(passes)] or [start]
+    assert all(not torch.allclose(one[head], start[head]) for one in orders[:passes])
+    server = algorithm.opening(4)._replace(met=torch.ones(4, dtype=torch.bool))
+    ((heard, _),) = algorithm.closes(server, (0,))
+    found = algorithm.personal(kept, local, heard)
+    torch.testing.assert_close(found[head], torch.stack(orders).mean(0)[head])
+    assert torch.equal(found[~head], start[~head])  # s = 0
+
+
 @pytest.mark.parametrize("blocks", ["tensor", "parameter"])
 def test_the_slopes_of_s_are_those_of_the_loss_on_rows_set_aside(blocks: str) -> None:
     algorithm, data = whole(head_blocks=blocks, set_aside=0.3, n_rounds=10, learn_from=0.3), clients()

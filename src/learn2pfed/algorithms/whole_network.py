@@ -119,8 +119,8 @@ class Kept(NamedTuple):
     moved: Tensor  # (P,), Σ of u_i - w - e_i, weighted
     weight: Tensor  # (1,), of this sum
     last: Tensor  # (1,), the round of its last term
-    told: Tensor  # (P,), the last w
-    apart: Tensor  # (P,), Σ behind a_i, weighted alike
+    told: Tensor  # (P,) or (0,), the last w
+    apart: Tensor  # (P,) or (0,), Σ behind a_i, weighted alike
     apart_weight: Tensor  # (1,), of this sum, which has no term of the client's first round
 
 
@@ -214,10 +214,10 @@ class WholeNetwork(Rounds):
     # what travels
 
     def begin(self) -> Kept:
-        """The common start."""
+        """The common start; what s alone is learned from is empty where it is held fixed."""
         start = self.network.start
-        none, zero = torch.zeros_like(start), start.new_zeros(1)
-        return Kept(start, none, zero, zero, start, none, zero)
+        none, zero, learning = torch.zeros_like(start), start.new_zeros(1), len(start) * self.learns
+        return Kept(start, none, zero, zero, start[:learning], none[:learning], zero)
 
     def opening(self, n_clients: int) -> Server:
         """s = ½, or as it is fixed."""
@@ -258,7 +258,7 @@ class WholeNetwork(Rounds):
     # what is done
 
     def common(self, kept: Kept, local: Local, heard: Message) -> tuple[Tensor, Tensor, Tensor]:
-        """Where the client starts, without e_i; s of every parameter, 1 in private blocks; which parameters are shared.
+        """Where the client starts, without e_i; s of every parameter; which parameters are shared.
 
         Whoever is told all of w has no model of its own yet and starts from it in private blocks too.
         """
@@ -271,8 +271,7 @@ class WholeNetwork(Rounds):
         else:
             start = own.clone()
             start[..., shared] = w
-        share = torch.where(shared, heard["share"][self.block], 1.0)
-        return start, share, shared
+        return start, heard["share"][self.block], shared
 
     def work(self, kept: Kept, local: Local, heard: Message) -> tuple[Kept, Message]:
         """Steps 1 to 5."""
@@ -376,19 +375,16 @@ class WholeNetwork(Rounds):
         mean[own] = (weight[:, counted[own]] * stacked[:, own]).sum(0)
         return torch.where(n.sum(0)[counted] > 0, mean, before)
 
-    def mixed(self, kept: Kept, start: Tensor, share: Tensor, shared: Tensor) -> Tensor:
-        """v_i - o_i."""
-        d = kept.moved / kept.weight.where(kept.weight > 0, 1.0)
-        return torch.where(shared, start + share * d, kept.own)
-
     def personal(self, kept: Kept, local: Local, heard: Message) -> Tensor:
-        """v_i, from all rows."""
+        """v_i, from all rows; private blocks are the mean of what the last passes make of them."""
         start, share, shared = self.common(kept, local, heard)
-        last = kept._replace(own=start)
+        last, own = kept._replace(own=start), torch.zeros_like(start)
         for _ in range(self.settings.final_passes):
             last = self.trained(last, local, start, self.settings.final_epochs)
             local = replace(local, round=local.round + 1)
-        return self.mixed(last, start, share, shared) + self.offset(local)
+            own += (last.own - start) / self.settings.final_passes
+        d = last.moved / last.weight.where(last.weight > 0, 1.0)
+        return start + torch.where(shared, share * d, own) + self.offset(local)
 
 
 def least(slopes: Tensor, spread: float) -> Tensor:

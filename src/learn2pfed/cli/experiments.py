@@ -130,8 +130,8 @@ def _known(chosen: Experiment, fresh: Results, tasks: list[Task], path: Path) ->
     other = read_results(path)
     if (other.experiment, other.versions) != (fresh.experiment, fresh.versions):
         raise Learn2pFedError(
-            f"--reuse: {path} is of {other.experiment} with {_versions(other)}; this run is of {fresh.experiment} with "
-            f"{_versions(fresh)}: leave it out."
+            f"--reuse: {path} is of {other.experiment} with {other.made_with}; this run is of {fresh.experiment} with "
+            f"{fresh.made_with}: leave it out."
         )
     if not chosen.same_data(other.notes, fresh.notes):
         said = next((note for note in other.notes if note not in fresh.notes), "nothing was said of them")
@@ -140,10 +140,6 @@ def _known(chosen: Experiment, fresh: Results, tasks: list[Task], path: Path) ->
     rows = [row for row in other.rows if (row.setting, row.algorithm, row.seed) in same]
     details = [d for d in read_details(path).details if (d.setting, d.algorithm, d.seed) in same]
     return rows, details
-
-
-def _versions(results: Results) -> str:
-    return ", ".join(f"{name} {version}" for name, version in results.versions.items())
 
 
 def _work(chosen: Experiment, config: Any, folder: RunFolder, tasks: list[Task], todo: list[Task], jobs: int) -> None:

@@ -206,8 +206,9 @@ def _identity(algorithm: Rounds, train: Samples) -> str:
 
 
 def _means(algorithm: Rounds, models: torch.Tensor, train: Samples, test: Samples) -> NDArray[np.float64]:
+    """Each client's mean mark; a model that is not finite has none, though a class can be read off it too."""
     marks = marks_of(algorithm, models, train, test).double()
-    if not bool(torch.isfinite(marks).all()):
+    if not (bool(models.isfinite().all()) and bool(marks.isfinite().all())):
         raise DivergenceError(f"{algorithm.title} left the finite numbers: lower its step size.")
     means: NDArray[np.float64] = test.means(marks).numpy()
     return means

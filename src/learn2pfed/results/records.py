@@ -61,6 +61,11 @@ class Results(BaseModel):
         return {(row.setting, row.algorithm, row.seed) for row in self.rows}
 
     @property
+    def made_with(self) -> str:
+        """The versions in one line."""
+        return ", ".join(f"{name} {version}" for name, version in self.versions.items())
+
+    @property
     def empty(self) -> bool:
         """Whether nothing was measured."""
         return all(row.metric == DIVERGED for row in self.rows)

@@ -125,6 +125,11 @@ class RunFolder:
             raise Learn2pFedError(
                 f"{path} holds a run of {old.experiment!r} with other settings: repeat those or choose another --out."
             )
+        if old.versions != fresh.versions:
+            raise Learn2pFedError(
+                f"{path} was begun with {old.made_with}; here is {fresh.made_with}: install those or choose another "
+                "--out."
+            )
         if old.notes != fresh.notes:
             said = next((note for note in old.notes if note not in fresh.notes), "nothing")
             raise Learn2pFedError(
