@@ -237,6 +237,19 @@ def test_rows_are_set_aside_class_by_class() -> None:
         assert max(abs(count - expected) for count, expected in zip(counts, (5, 2, 1), strict=False)) <= 1
 
 
+@pytest.mark.parametrize("group", [(0,), (3,), (3, 0), (0, 2)])  # client 2 has one row, which is not set aside
+def test_the_gradient_of_rows_set_aside_is_of_all_of_them_batch_by_batch(group: tuple[int, ...]) -> None:
+    algorithm, data, axis = quick("fedavg", batch_size=2), clients(), len(group) > 1
+    local = replace(home(algorithm, data, group, axis=axis), set_aside=0.5)
+    x = torch.stack([(1 + i) * algorithm.network.start for i in group])
+    found = local.gradient_aside(x if axis else x[0])
+    for i, gradient in enumerate(found if axis else [found]):
+        seen, aside = map(torch.from_numpy, local.split(i))
+        rows = aside if len(aside) else seen
+        close(gradient, slope(algorithm, x[i], data.X[rows], data.y[rows]), atol=1e-12)
+    assert max(len(local.split(i)[1]) for i in range(len(group))) > 2  # several batches
+
+
 def test_a_strong_pull_keeps_ditto_at_w() -> None:
     gaps = []
     for lam in (0.1, 1e4):

@@ -43,6 +43,11 @@ class Batch(NamedTuple):
     weight: Tensor | None = None  # (m, B), sums to 1 for each client that has rows here; None: the plain mean
     active: Tensor | None = None  # (m, 1), which clients have rows here; None: all
 
+    @property
+    def rows(self) -> Tensor | int:
+        """How many there are, (m, 1) where they are weighted."""
+        return self.y.shape[-1] if self.weight is None else (self.weight > 0).sum(-1, keepdim=True)
+
     def keep(self, new: Tensor, old: Tensor) -> Tensor:
         """The new value where the client took part in this step."""
         return new if self.active is None else torch.where(self.active, new, old)
@@ -113,7 +118,6 @@ class Local:
     round: int
     batch_size: int
     set_aside: float = 0.0  # share of each client's rows that is not trained on
-    only_aside: bool = False  # batches are of those alone; of all rows where there are none
 
     @property
     def lead(self) -> tuple[int, ...]:
@@ -151,14 +155,17 @@ class Local:
         aside &= len(rows) > 1
         return rows[~aside], rows[aside]
 
-    def _rows(self, i: int) -> NDArray[np.int64]:
+    def _rows(self, i: int, aside: bool) -> NDArray[np.int64]:
         """Rows of client i of which batches are made."""
-        seen, aside = self.split(i)
-        return aside if self.only_aside and len(aside) else seen
+        seen, others = self.split(i)
+        return others if aside and len(others) else seen
 
-    def batches(self, epochs: int | None = None, steps: int | None = None) -> Iterator[Batch]:
-        """So many passes over the rows, each in a new order, or so many steps; a pass may end in a small batch."""
-        rows = [self._rows(i) for i in range(len(self.clients))]
+    def batches(self, epochs: int | None = None, steps: int | None = None, aside: bool = False) -> Iterator[Batch]:
+        """So many passes over the rows, each in a new order, or so many steps; a pass may end in a small batch.
+
+        Of the rows to train on, or `aside` of those set aside; where there are none, of all.
+        """
+        rows = [self._rows(i, aside) for i in range(len(self.clients))]
         draws = [np.random.default_rng([self.seed, self.round, i, BATCHES]) for i in self.clients]
         if steps is not None:
             yield from self._served([self._plan(*of, steps) for of in zip(rows, draws, strict=True)])
@@ -204,6 +211,13 @@ class Local:
         total = losses.mean(-1).sum() if batch.weight is None else (losses * batch.weight).sum()
         found = torch.autograd.grad(total, list(wanted.values()), allow_unused=True, materialize_grads=True)
         return self.network.flatten(dict(zip(wanted, found, strict=True)))
+
+    def gradient_aside(self, x: Tensor) -> Tensor:
+        """∇ of the mean loss over the rows set aside at x, each client's own, no more rows at a time than in a step."""
+        total, n = torch.zeros_like(x), torch.zeros_like(x[..., :1])
+        for batch in self.batches(1, aside=True):
+            total, n = total + batch.rows * self.gradient(x, batch), n + batch.rows
+        return total / n
 
     def descend(
         self,

@@ -140,8 +140,7 @@ class PlugIn(Rounds):
         raw = kept.raw.detach().requires_grad_()
         theta = theta_of(raw)
         state, body = self.cells(seen, state, w, theta, body)
-        judged = next(replace(seen, only_aside=True, batch_size=max(local.sizes)).batches(1))
-        slope = self.network.cut(local.gradient(self.network.join(body, state.v.detach()), judged))[1]
+        slope = self.network.cut(seen.gradient_aside(self.network.join(body, state.v.detach())))[1]
         found = torch.autograd.grad(state.v, raw, slope, allow_unused=True, materialize_grads=True)[0]
         learned, memory = self.learner.step(kept.raw, found, kept.memory)
         state = State(*(tensor.detach() for tensor in state))

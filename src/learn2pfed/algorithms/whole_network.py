@@ -29,9 +29,9 @@ Update:
    private: neither sent nor averaged.
 
 At the end the server tells w̄ instead of w, and every client takes steps 1 and 2 a few times more from there, on all its
-rows in other orders (`final_passes`). So what one round or one order draws at random goes, and what is common, or the
-client's own, stays. Models travel as numbers of 16 bits (`half`), which halves the bytes: their rounding
-is far below what batches draw at random.
+rows in other orders (`final_passes`); a private block is the mean of what these make of it. So what one round or one
+order draws at random goes, and what is common, or the client's own, stays. Models travel as numbers of 16 bits
+(`half`), which halves the bytes: their rounding is far below what batches draw at random.
 
 Corners, without o_i, β, n_ic, rounding and rows set aside, with one last pass and s held fixed: s = 0 is FedProx, and
 with ρ = 0 FedAvg; s = 1 then is FedAvg + FT, and with ρ its last pass is Ditto's step from w, λ = ρ; without the last
@@ -315,12 +315,11 @@ class WholeNetwork(Rounds):
         """Step 4, (..., B * 3), zero in private blocks, and N_i, (..., 1): none for a client in its first round."""
         met = kept.apart_weight > 0
         a, offset = kept.apart / kept.apart_weight.where(met, 1.0), self.offset(seen)
-        judged = next(replace(seen, only_aside=True, batch_size=max(seen.sizes)).batches(1))
         sizes = torch.tensor([len(seen.split(i)[1]) for i in range(len(seen.clients))]).view(*seen.lead, 1)
         n = torch.where(met, sizes, 0)
         counts, none = a * shared * n, a.new_zeros(*seen.lead, self.n_blocks)
         points = [torch.where(shared, kept.told + x * a, kept.own) + offset for x in POINTS]
-        at = [seen.gradient(point, judged) * counts for point in points]
+        at = [seen.gradient_aside(point) * counts for point in points]
         return torch.stack([none.index_add(-1, self.block, each) for each in at], -1).flatten(-2), n
 
     def gather(self, server: Server, t: int, replies: Replies) -> Server:
