@@ -225,6 +225,15 @@ def test_rows_set_aside_are_the_same_in_every_round_and_never_trained_on() -> No
             assert len(trained) == 2 * len(seen)
 
 
+@pytest.mark.parametrize("sizes", [(1,), (2,), (20,)])
+def test_something_is_left_to_train_on(sizes: tuple[int, ...]) -> None:
+    local = home(quick("fedavg"), clients(sizes), (0,), axis=False)
+    for seed in range(20):
+        seen, aside = replace(local, set_aside=0.99, seed=seed).split(0)
+        assert len(seen) >= 1
+        assert len(seen) + len(aside) == sizes[0]
+
+
 def test_rows_are_set_aside_class_by_class() -> None:
     y = torch.tensor([0] * 35 + [1] * 14 + [2] * 7 + [3] + [4])[
         torch.randperm(58, generator=torch.Generator().manual_seed(0))
@@ -936,6 +945,19 @@ def test_clients_of_similar_size_are_computed_together() -> None:
 
 # bad input
 
+
+class OneRow(nn.Module):
+    """Takes one row and no two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3, dtype=torch.float64)
+
+    def forward(self, X: Tensor) -> Tensor:
+        scores: Tensor = self.layer(X.reshape(1, -1))
+        return scores
+
+
 WRONG: dict[str, Callable[[], object]] = {
     r"no algorithm 'nope'; there are local-only, fedavg, .*, knn-per, plug-in, .*, learn2pfed\.": lambda: method_named(
         "nope"
@@ -968,6 +990,24 @@ WRONG: dict[str, Callable[[], object]] = {
         quick("fedavg"), clients(), start=Simulator(quick("fedavg"), clients((3, 3))).snapshot()
     ),
     "has no head of one layer, so nothing says": lambda: with_head(None).features(mlp().start, clients().X),
+    "kNN-Per needs what the head of the network receives": lambda: run_rounds(
+        quick("knn-per", with_head(None)), clients()
+    ),
+    "and there is no head of one layer that can be taken off: name the last layer": lambda: run_rounds(
+        quick("knn-per", with_head("layers")), clients()
+    ),
+    r"takes? samples of shape \(3,\) \(.*: choose one that is made": lambda: run_rounds(
+        quick("fedavg", Network(OneRow(), None)), clients()
+    ),
+    "scores are not finite where it starts": lambda: run_rounds(
+        quick("fedavg", mlp().starting_at(mlp().start * torch.nan)), clients()
+    ),
+    r"The samples are torch.uint8 .*: convert them, as by X.to\(torch.float64\)": lambda: run_rounds(
+        quick("fedavg"), replace(clients(), X=clients().X.to(torch.uint8))
+    ),
+    r"The samples are empty, of shape \(22, 0\)": lambda: run_rounds(
+        quick("fedavg"), replace(clients(), X=clients().X[:, :0])
+    ),
     "kind 'gossip' came": lambda: quick("fedavg").expects("gossip", quick("fedavg").enter(0, clients().clients[0])),
 }
 

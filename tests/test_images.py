@@ -11,6 +11,7 @@ import struct
 import sys
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -171,6 +172,10 @@ BAD: dict[str, tuple[Files, str]] = {
         idx_files() | {"t10k-images-idx3-ubyte.gz": idx(np.zeros((3, 6, 4)))},
         r"training images are \(1, 5, 4\), the test images \(1, 6, 4\): give files of one data set",
     ),
+    "no end of nothing": (
+        idx_files() | {TRAIN_IMAGES: gzip.compress(b"\0\0\x08\x03" + b"\0" * 4 + b"\xff" * 8)},
+        r"has 0 bytes where it promises \(0, 4294967295, 4294967295\): get it again",
+    ),
     "a cut batch": (bin_files() | {"data_batch_2.bin": bin_files()["data_batch_2.bin"][:-1]}, "no multiple of 3073"),
     "an empty batch": (bin_files() | {"data_batch_2.bin": b""}, "has 0 bytes, no multiple of 3073"),
     "a cut png": (
@@ -219,11 +224,60 @@ def test_a_png_with_a_wrong_byte_is_refused(folder_of: FolderOf) -> None:
             load_images(folder_of(files | {"test_batch.png": bytes(wrong)}))
 
 
+def test_a_png_whose_profile_is_broken_is_refused(folder_of: FolderOf) -> None:
+    """A chunk that Pillow stumbles over."""
+    files, end = png_files(), struct.pack(">I", 0) + b"IEND"
+    chunk = b"iCCP"
+    broken = struct.pack(">I", 0) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    assert files["test_batch.png"].count(end) == 1
+    files["test_batch.png"] = files["test_batch.png"].replace(end, broken + end)
+    with pytest.raises(Learn2pFedError, match=r"test_batch.png is truncated or damaged"):
+        load_images(folder_of(files))
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
+def test_links_in_an_archive_are_passed_over(kind: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "it.tar.gz"
+    with tarfile.open(path, "w:gz") as tar:
+        stray = tarfile.TarInfo("stray")
+        stray.type, stray.linkname = kind, "nowhere"
+        tar.addfile(stray)
+        for name, content in bin_files().items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    same(load_images(path), COLOUR, LABELLED, 10)
+
+
+def flagged(files: Files, *changes: tuple[int, int, int]) -> bytes:
+    """A zip with numbers of 16 bits changed: how far from the beginning of each entry's head, here and in the list."""
+    whole = bytearray(zipped(files))
+    for here, listed, value in changes:
+        for begins, place in ((b"PK\x03\x04", here), (b"PK\x01\x02", listed)):
+            struct.pack_into("<H", whole, whole.index(begins) + place, value)
+    return bytes(whole)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"), [((6, 8, 1), "password"), ((8, 10, 99), "compression")], ids=["password", "compression"]
+)
+def test_a_zip_that_python_can_not_open_is_refused(
+    change: tuple[int, int, int], why: str, tmp_path: Path, cache: Path
+) -> None:
+    path = tmp_path / "it.zip"
+    path.write_bytes(flagged(bin_files(), change))
+    with pytest.raises(Learn2pFedError, match=rf"it.zip is truncated or damaged \(.*{why}.*\): get it again"):
+        take(published(), path)
+    assert not list(cache.iterdir())  # no empty folder either
+
+
 def test_an_unknown_name_lists_the_known(tmp_path: Path) -> None:
     with pytest.raises(
         Learn2pFedError, match="there are no images 'mnist': give a path, or one of fashion-mnist, cifar10"
     ):
         load_images("mnist")
+    with pytest.raises(Learn2pFedError, match="there are no images 'mmm"):
+        load_images("m" * 300)
     with pytest.raises(Learn2pFedError, match=r"there is no file .*nothing"):
         read_pictures([tmp_path / "nothing"])
     with pytest.raises(Learn2pFedError, match="there is no file cifar10"):
@@ -260,10 +314,15 @@ def test_what_is_kept_is_the_same_from_every_source_and_mapped(
         labels.write_bytes(whole[1])
         load_images("cifar10")
 
-    for damaged in (b"", b"\x93NUMPY", b"text", whole[0][:-1]):
+    for damaged in (b"", b"\x93NUMPY", b"text", whole[0][:-1], whole[0].replace(b"}", b" ", 1), zipped({"a.npy": b""})):
         pixels.write_bytes(damaged)
         assert not wanted.sources[0].sound
         refused()
+    np.save(labels, np.int64(3))
+    assert not wanted.sources[0].sound
+    refused()
+    np.save(labels, LABELLED[:, None])
+    refused()
     np.save(pixels, COLOUR[:5])
     refused()
     np.save(labels, LABELLED + 5)

@@ -118,6 +118,8 @@ def test_a_head_begins_at_a_layer_that_there_is() -> None:
         ("def net(shape, n):\n    assert False", r"it says: AssertionError\.$"),
         ("def net(shape, n:\n", r"can't be imported \(SyntaxError: "),
         ("import os\nos.nowhere", r"can't be imported \(AttributeError: "),
+        ("import sys\nsys.exit(0)", r"can't be imported \(SystemExit: 0"),
+        ("import sys\ndef net(shape, n):\n    sys.exit()", "it says: SystemExit"),
         ("nothing", r"can't be imported \(NameError: name 'nothing'"),
     ],
 )
@@ -465,7 +467,7 @@ def test_clients_that_do_not_fit_are_refused(reason: str) -> None:
 
 SAMPLES: dict[str, tuple[int, Task, Tensor]] = {
     r"gives \(1, 2\) for one sample where \(1, 1\)": (2, Regression(), draw(3, 4)),
-    r"gives \(1, 2\) for one sample where \(1, 3\) is needed: give its last layer 3 outputs\.$": (
+    r"gives \(1, 2\) for one sample where \(1, 3\) is needed: let it give a row of 3 outputs for each sample\.$": (
         2,
         Classification(3),
         draw(3, 4),

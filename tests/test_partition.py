@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -284,8 +285,16 @@ def test_files_that_are_no_index_lists(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(Learn2pFedError, match=r"is no .npz of index lists, or damaged|holds nothing"):
             Partition.load(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("train0.npy", b"no array")
+    with pytest.raises(Learn2pFedError, match=r"holds 'train0', which is no array: make it again"):
+        Partition.load(path)
+    path.write_bytes(whole.getvalue().replace(b"}", b" ", 1))  # a header that is none, and a sum that is wrong
+    with pytest.raises(Learn2pFedError, match=r"is no .npz of index lists, or damaged"):
+        Partition.load(path)
     path.write_bytes(whole.getvalue())
     assert len(Partition.load(path)) == 2
+    assert len(Partition.load(str(path))) == 2  # type: ignore[arg-type]
 
 
 def small_images() -> Images:

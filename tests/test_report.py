@@ -111,6 +111,17 @@ def test_trials_that_diverged_are_said_and_not_averaged_away() -> None:
     assert not any(DIVERGED in table.title for table in others)
 
 
+def test_there_are_no_tables_of_what_diverged_alone() -> None:
+    gone = rows("Ditto, LSTM", 1.0)[0].model_copy(update={"metric": DIVERGED})
+    assert tables(made("power").model_copy(update={"rows": [gone]})) == []
+
+
+def test_a_lead_over_nothing_is_no_share_of_it() -> None:
+    every = rows("Learn2pFed, LSTM", 0.5, 0.5) + rows("FedAvg, LSTM", 0.0, 0.0)
+    (lead, *_) = tables(made("power").model_copy(update={"rows": every}))
+    assert [row[5:] for row in lead.body] == [("-0.500 ± 0", "", "0 of 2")]
+
+
 def test_the_quality_table_takes_medians_of_ratios() -> None:
     every = made("quality").rows + rows("REML (limit)", 0.5, 0.5) + rows("Learn2pFed (exact inner)", 0.5, 0.5)
     (first, *_) = tables(made("quality").model_copy(update={"rows": every}))

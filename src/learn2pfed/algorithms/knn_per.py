@@ -32,6 +32,8 @@ from learn2pfed.algorithms.base import Message
 from learn2pfed.algorithms.fedavg import FedAvg
 from learn2pfed.algorithms.local import Local, LocalSettings
 from learn2pfed.algorithms.rounds import Nothing
+from learn2pfed.data.federated import ClientData, Samples
+from learn2pfed.errors import Learn2pFedError
 from learn2pfed.search import Choice, Span
 
 GRID = 101
@@ -63,6 +65,20 @@ class KNNPer(FedAvg):
     scores_alone = True
     settings: KNNPerSettings
     settings_class = KNNPerSettings
+
+    def check(self, data: Samples | ClientData) -> None:
+        """The head must come off the network."""
+        super().check(data)
+        X = data.X[:2]
+        try:
+            sound = self.network.features(self.network.start, X).shape[:-1] == X.shape[:1]
+        except Exception:  # whatever a module of one's own may raise without its head
+            sound = False
+        if not sound:
+            raise Learn2pFedError(
+                "kNN-Per needs what the head of the network receives, a row for each sample, and there is no head of "
+                "one layer that can be taken off: name the last layer as its head, or leave kNN-Per out."
+            )
 
     def work(self, kept: Nothing, local: Local, heard: Message) -> tuple[Nothing, Message]:
         """Step 1, without the rows set aside."""

@@ -152,7 +152,7 @@ class Local:
         _, own, counts = np.unique(y, return_inverse=True, return_counts=True)
         if counts.max() > 1 and not self.y.is_floating_point():
             aside &= counts[own] > 1
-        aside &= len(rows) > 1
+        aside[place.argmin()] &= not aside.all()  # something is left to train on
         return rows[~aside], rows[aside]
 
     def _rows(self, i: int, aside: bool) -> NDArray[np.int64]:

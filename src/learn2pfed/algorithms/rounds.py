@@ -173,26 +173,31 @@ class Rounds(Conversation[Home]):
         X, dtype = data.X, self.network.dtype
         if X.dtype != dtype:
             raise Learn2pFedError(
-                f"The samples are {X.dtype} and the network is {dtype}: convert one, as by network.to({X.dtype})."
+                f"The samples are {X.dtype} and the network is {dtype}: convert "
+                + (f"one, as by network.to({X.dtype})." if X.is_floating_point() else f"them, as by X.to({dtype}).")
             )
+        if not X.numel():
+            raise Learn2pFedError(f"The samples are empty, of shape {tuple(X.shape)}: give each some values.")
         if not bool(torch.stack(torch.aminmax(X)).isfinite().all()):
             raise Learn2pFedError("The samples have missing or infinite values: fill or drop those.")
         try:
             scores = self.network.scores(self.network.start, X[:1])
+            pair = self.network.scores(self.network.start, X[:2])
         except Exception as error:  # whatever a module of one's own may raise
             shape, why = tuple(X.shape[1:]), str(error).rstrip(".")
             raise Learn2pFedError(
                 f"The network does not take samples of shape {shape} ({why}): choose one that is made for them."
             ) from error
         found = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-        if found == (1, self.task.n_outputs) and len(X) > 1:
-            beside = self.network.scores(self.network.start, X[:2])[:1]
-            if not torch.allclose(beside, scores, rtol=1e-3, atol=1e-5):
-                raise Learn2pFedError("The network mixes the rows of a batch: each row's scores must be its own alone.")
         if found != (1, n := self.task.n_outputs):
             raise Learn2pFedError(
-                f"The network gives {found} for one sample where (1, {n}) is needed: give its last layer {n} outputs."
+                f"The network gives {found} for one sample where (1, {n}) is needed: let it give a row of {n} outputs "
+                "for each sample."
             )
+        if not bool(scores.isfinite().all()):
+            raise Learn2pFedError("The network's scores are not finite where it starts: give it another start.")
+        if not torch.allclose(pair[:1], scores, rtol=1e-3, atol=1e-5):
+            raise Learn2pFedError("The network mixes the rows of a batch: each row's scores must be its own alone.")
 
     def enter(self, index: int, data: ClientData) -> Home:
         """Before the first message."""

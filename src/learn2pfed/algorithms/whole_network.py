@@ -83,7 +83,7 @@ class WholeNetworkSettings(LocalSettings):
         0.4, ge=0, le=1, description="share of the rounds after which it is learned, and nothing set aside any more"
     )
     share: Annotated[float | None, Field(ge=0, le=1)] = Field(None, description="s of all blocks, fixed; none: learned")
-    spread: float = Field(0.1, gt=0, description="τ, how far apart the blocks are in s before rows tell")
+    spread: float = Field(0.1, ge=1e-6, description="τ, how far apart the blocks are in s before rows tell")
     private: tuple[LayerName, ...] = Field((), description="layers that are private from the start")
     private_at: float = Field(0.95, gt=0, le=1, description="1: no block goes")
     head_blocks: Literal["tensor", "parameter"] = Field(

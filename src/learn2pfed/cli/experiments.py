@@ -96,7 +96,7 @@ def run(
         config, preset = restore(chosen, before.config), before.preset
     else:
         preset = preset or "quick"
-        if tuned is not None and not tuned.exists():
+        if tuned is not None and not os.path.exists(tuned):
             raise Learn2pFedError(f"{tuned} does not exist: make it with learn2pfed tune {experiment}.")
         config = configure(chosen, preset, changes, tuned_for(chosen, tuned))
     kept = config.model_dump(mode="json")

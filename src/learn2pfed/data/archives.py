@@ -76,14 +76,21 @@ def members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
         with zipfile.ZipFile(path) as archive:
             for entry in archive.infolist():
                 if not entry.is_dir():
-                    with archive.open(entry) as stream:
+                    with _entry(archive, entry) as stream:
                         yield Path(entry.filename).name, stream
         return
     with tarfile.open(path) as tar:
         for part in tar:
-            content = tar.extractfile(part)
+            content = tar.extractfile(part) if part.isreg() else None  # links may lead anywhere
             if content is not None:
                 yield Path(part.name).name, content
+
+
+def _entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> IO[bytes]:
+    try:
+        return archive.open(entry)
+    except (RuntimeError, NotImplementedError) as error:  # a password, or a compression that Python does not know
+        raise zipfile.BadZipFile(str(error)) from error
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learn2pfed.data.image_files import CLASSES, LABELS, PIXELS, read_pictures
-from learn2pfed.data.sources import CIFAR10, FASHION, Source, cached_files
+from learn2pfed.data.sources import CIFAR10, FASHION, Source, cached_files, mapped
 from learn2pfed.errors import Learn2pFedError
 
 SOURCES = {FASHION.name: (FASHION, 60_000), CIFAR10.name: (CIFAR10, 50_000)}
@@ -41,7 +42,7 @@ def load_images(source: str | Path) -> Images:
     if str(source) in SOURCES:
         return _cached(*SOURCES[str(source)])
     path = Path(source)
-    if not path.exists():
+    if not os.path.exists(path):  # which, unlike the path's own, never raises
         raise Learn2pFedError(f"there are no images {str(source)!r}: give a path, or one of {', '.join(SOURCES)}.")
     pictures = read_pictures([path])
     return Images(path.name, pictures.pixels, pictures.labels, CLASSES, pictures.n_train)
@@ -50,13 +51,11 @@ def load_images(source: str | Path) -> Images:
 def _cached(source: Source, n_train: int) -> Images:
     """What rests in the cache, mapped into memory."""
     paths = {path.name: path for path in cached_files(source)}
-    try:
-        pixels, labels = (np.load(paths[name], mmap_mode="r") for name in (PIXELS, LABELS))
-        right = (
-            pixels.ndim == 4 and len(pixels) == len(labels) > n_train and set(np.unique(labels)) == set(range(CLASSES))
-        )
-    except (ValueError, OSError, EOFError):
-        right = False
-    if not right:
+    pixels, labels = (mapped(paths[name]) for name in (PIXELS, LABELS))
+    if not (
+        (pixels.ndim, labels.ndim) == (4, 1)
+        and len(pixels) == len(labels) > n_train
+        and set(np.unique(labels)) == set(range(CLASSES))
+    ):
         raise Learn2pFedError(f"{source.folder} is damaged: get it again with learn2pfed data get {source.name}.")
     return Images(source.name, pixels, labels, CLASSES, n_train)

@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -112,7 +110,7 @@ class Partition:
 
     def save(self, path: Path) -> None:
         """As .npz, without pickle."""
-        lists: dict[str, Any] = dict(self.lists())
+        path, lists = Path(path), dict[str, Any](self.lists())
         with writing(path, "choose another place"), beside(path) as whole:
             with whole.open("wb") as file:
                 np.savez_compressed(file, **lists)
@@ -121,7 +119,7 @@ class Partition:
     @classmethod
     def load(cls, path: Path, n_images: int | None = None) -> Partition:
         """What `save` wrote, or train0, .., test0, .. from elsewhere; checked against the number of images, if any."""
-        lists = _index_lists(path)
+        lists = _index_lists(Path(path))
         parts = {part for part, _ in lists} | {"train", "test"}
         n_clients = 1 + max(i for _, i in lists)
         missing = [f"{part}{i}" for i in range(n_clients) for part in PARTS if part in parts and (part, i) not in lists]
@@ -144,10 +142,14 @@ def _index_lists(path: Path) -> dict[tuple[str, int], NDArray[Any]]:
             arrays = {name: held[name] for name in held.files}
     except FileNotFoundError as error:
         raise Learn2pFedError(f"there is no file {path}: check the path.") from error
-    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+    except PermissionError as error:
+        raise Learn2pFedError(f"{path} can't be read: check who may read it.") from error
+    except Exception as error:  # whatever numpy may say of a file that is none of its own
         raise Learn2pFedError(f"{path} is no .npz of index lists, or damaged: make it again.") from error
     lists = {}
     for name, rows in arrays.items():
+        if not isinstance(rows, np.ndarray):
+            raise Learn2pFedError(f"{path} holds {name!r}, which is no array: make it again.")
         known = re.fullmatch(rf"({'|'.join(PARTS)})(0|[1-9]\d{{0,5}})", name)
         if known is None:
             raise Learn2pFedError(

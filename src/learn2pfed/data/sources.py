@@ -61,7 +61,7 @@ class Source:
     @property
     def cached(self) -> bool:
         """Whether all files are there; none gets there unchecked."""
-        return all((self.folder / name).is_file() for name in self.files)
+        return all(os.path.isfile(self.folder / name) for name in self.files)
 
     @property
     def sound(self) -> bool:
@@ -72,10 +72,10 @@ class Source:
         """Nothing where it can't be read."""
         try:
             if self.decode is not None:
-                return digest_of(np.load(path, mmap_mode="r"))
+                return digest_of(mapped(path))
             with path.open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()
-        except (OSError, ValueError, EOFError):
+        except OSError:
             return ""
 
     @property
@@ -265,10 +265,11 @@ def take(dataset: DataSet, *paths: Path) -> Source:
             unpack(source, paths)
         except Learn2pFedError as error:
             complaints.append(str(error).rstrip("."))
-            with suppress(OSError):  # it may hold what came before
-                source.folder.rmdir()
         else:
             return source
+        finally:
+            with suppress(OSError):  # it may hold what came before, or now
+                source.folder.rmdir()
     said = "; ".join(dict.fromkeys(complaints))
     raise Learn2pFedError(f"{said}, or leave --from out: learn2pfed data get {dataset.name}.")
 
@@ -304,6 +305,14 @@ def _keep(source: Source, arrays: Mapping[str, NDArray[Any]], containers: Sequen
             with part.open("wb") as file:
                 np.save(file, arrays[name])
             os.replace(part, target)
+
+
+def mapped(path: Path) -> NDArray[Any]:
+    """An array of the cache, mapped into memory; of a damaged file an empty one."""
+    try:
+        return np.lib.format.open_memmap(path, mode="r")
+    except Exception:  # whatever numpy may say of a header that is none
+        return np.empty(0)
 
 
 def digest_of(array: NDArray[Any]) -> str:

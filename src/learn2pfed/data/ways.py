@@ -126,7 +126,7 @@ def writing(path: Path, advice: str = f"name another folder in {FOLDER}") -> Ite
     try:
         yield
     except OSError as error:
-        raise Learn2pFedError(f"{path} can't be written ({error.strerror}): {advice}.") from error
+        raise Learn2pFedError(f"{path} can't be written ({error.strerror or error}): {advice}.") from error
 
 
 @contextmanager

@@ -52,7 +52,7 @@ class Config(BaseModel):
 class Trials(Config):
     """How often everything is done."""
 
-    first_seed: int = Field(0, ge=0, description="of the first trial")
+    first_seed: int = Field(0, ge=0, le=2**62, description="of the first trial")
     n_seeds: int = Field(5, ge=1, description="trials (--seeds)")
 
     @property

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import safetensors
+import torch
 from safetensors.torch import save
 from torch import Tensor
 
@@ -70,6 +71,10 @@ def _tensors(state: Snapshot) -> list[Tensor]:
     return [tensor for part in (state.server, state.kept, state.joined) for tensor in tensors_of(part)]
 
 
+def _shapes(*parts: Any) -> list[torch.Size]:
+    return [tensor.shape for part in parts for tensor in tensors_of(part)]
+
+
 def get(path: Path, begin: Callable[[], Snapshot], of: str) -> Stop | None:
     """What was put there, in the form of a state at the beginning; None where nothing of this fit can be used."""
     try:
@@ -82,5 +87,7 @@ def get(path: Path, begin: Callable[[], Snapshot], of: str) -> Stop | None:
     if said.get("of") != of or [tensor.dtype for tensor in tensors] != [tensor.dtype for tensor in _tensors(like)]:
         return None
     server, kept, joined = (tree(lambda _: next(rest), part) for part in (like.server, like.kept, like.joined))
+    if _shapes(kept, joined) != _shapes(like.kept, like.joined):  # the server's may change from round to round
+        return None
     traffic, missing = Traffic(*said["traffic"]), {int(i): count for i, count in said["missing"]}
     return Stop(Snapshot(said["round"], server, kept, joined, traffic, missing), said["notes"])

@@ -139,7 +139,7 @@ class ImagesExperiment(Comparison):
         """Neither other settings nor other methods."""
         apart = {"n_seeds", "data", "betas", "clients", "algorithms", "own"}
         common = {key: value for key, value in config.items() if key not in apart}
-        return common, config["own"].get(self.name_of(task.algorithm))
+        return common, config.get("own", {}).get(self.name_of(task.algorithm))
 
     def run(self, config: ImagesConfig, task: Task) -> Done:
         """Fit, and judge on the test images."""

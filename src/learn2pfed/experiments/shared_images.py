@@ -21,6 +21,7 @@ from learn2pfed.data.federated import Samples
 from learn2pfed.data.images import SOURCES, Images, load_images
 from learn2pfed.data.partition import Partition, filled_up, partition, samples, samples_of
 from learn2pfed.data.sources import digest_of
+from learn2pfed.data.ways import writing
 from learn2pfed.errors import Learn2pFedError
 from learn2pfed.experiments.base import Column, Trials, by_setting_and_metric, over_clients
 from learn2pfed.experiments.comparing import Fitted, ProtocolConfig, never_joined
@@ -85,7 +86,7 @@ class SharedOut(Trials, ProtocolConfig):
     def names(self) -> dict[str, Setting]:
         """Settings by name, as "cifar10, 0.1, 10 clients"."""
         return {
-            f"{data}, {beta:g}, {n} clients": Setting(data, beta, n)
+            f"{data}, {beta:.12g}, {n} clients": Setting(data, beta, n)
             for n in self.clients
             for data in self.data
             for beta in self.betas
@@ -241,11 +242,19 @@ def notes_on_learning(config: SharedOut, own: Mapping[str, Any]) -> list[str]:
 
 def leave_parts(config: SharedOut, folder: Path) -> None:
     """Index lists of every setting and trial, partitions/DATA-BETA-CLIENTS-SEED.npz; validation is trained on."""
-    (folder / "partitions").mkdir(exist_ok=True)
+    place = folder / "partitions"
+    with writing(place, "choose another folder with --out"):
+        place.mkdir(exist_ok=True)
     for setting, seed in product(config.names().values(), config.seeds):
-        data = setting.data.strip("/").replace("/", "_")
-        name = f"{data}-{setting.beta:g}-{setting.n_clients}-{seed}.npz"
-        parts_of(config, setting, seed).without_validation().save(folder / "partitions" / name)
+        name = f"{_short(setting.data)}-{setting.beta:.12g}-{setting.n_clients}-{seed}.npz"
+        parts_of(config, setting, seed).without_validation().save(place / name)
+
+
+def _short(source: str) -> str:
+    """A name for files: of a path its end, and what tells it from others that end alike."""
+    if source in SOURCES:
+        return source
+    return f"{Path(source).name[:40]}-{hashlib.sha256(source.encode()).hexdigest()[:8]}"
 
 
 def columns_of(rows: Sequence[Row]) -> list[Column]:

@@ -155,7 +155,7 @@ def build(
             module = make(shape, n_outputs, **options)
         except Learn2pFedError:
             raise
-        except Exception as error:  # whatever one's own function may raise
+        except (Exception, SystemExit) as error:  # whatever one's own function may raise
             raise Learn2pFedError(
                 f"model {name!r} does not take {options} ({error}): {about}."
                 if name in MODELS
@@ -174,14 +174,14 @@ def _imported(name: str) -> Callable[..., nn.Module]:
         sys.path.insert(0, os.getcwd())  # a file beside which the command is run
     try:
         found: Callable[..., nn.Module] = getattr(import_module(place), function)
-    except Exception as error:  # whatever one's own file may raise
+    except (Exception, SystemExit) as error:  # whatever one's own file may raise, or a script that ends
         raise Learn2pFedError(
             f"model {name!r} can't be imported ({_words(error)}): use package.module:function."
         ) from error
     return found
 
 
-def _words(error: Exception) -> str:
+def _words(error: BaseException) -> str:
     """What went wrong, and of what kind it is."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 

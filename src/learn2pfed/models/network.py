@@ -145,7 +145,8 @@ class Network:
     def _without_head(self) -> nn.Module:
         if len(self.head) != 1:
             raise Learn2pFedError(
-                "The network has no head of one layer, so nothing says which layer gives the features."
+                "The network has no head of one layer, so nothing says which layer gives the features: name its last "
+                "layer as its head."
             )
         body = copy.deepcopy(self.module)
         body.set_submodule(self.head[0], nn.Identity())

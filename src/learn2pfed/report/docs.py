@@ -38,4 +38,6 @@ def update_tables(document: Path, results: Results, details: Sequence[Detail] = 
         text = document.read_text()
     except OSError as error:
         raise Learn2pFedError(f"{document} can't be read ({error.strerror}).") from error
+    except UnicodeDecodeError as error:
+        raise Learn2pFedError(f"{document} is no text in UTF-8: save it as that.") from error
     write_whole(document, with_tables(text, results, details))

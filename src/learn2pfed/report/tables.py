@@ -150,7 +150,7 @@ def cost_table(results: Results) -> Table:
 
 def tables(results: Results, details: Sequence[Detail] = ()) -> list[Table]:
     """All tables of the experiment; some need what was seen along the way."""
-    if not results.rows:
+    if results.empty:
         return []
     metrics = dict.fromkeys(column.metric for column in find(results.experiment).columns(results.rows))
     extra = [make(results) for name, make in EXTRA.items() if name == results.experiment]
@@ -266,7 +266,7 @@ def lead_table(results: Results) -> Table:
             if not own or len(own) != len(its):
                 continue  # not run, or not for every seed
             lead = [sign * (a - b) for a, b in zip(own, its, strict=True)]
-            relative = f"{statistics.fmean(lead) / statistics.fmean(its):.1%}"
+            relative = f"{statistics.fmean(lead) / statistics.fmean(its):.1%}" if any(its) else ""
             ahead = f"{sum(value > 0 for value in lead)} of {len(lead)}"
             body.append((column.setting, name, mean_std(own), best, mean_std(its), mean_std(lead), relative, ahead))
     head = (

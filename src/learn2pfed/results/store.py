@@ -61,7 +61,7 @@ def write_results(file: Path, results: Results) -> None:
 
 def read_results(path: Path) -> Results:
     """A `results.json`, from the file or from the folder that holds it."""
-    file = path / "results.json" if path.is_dir() else path
+    file = path / "results.json" if os.path.isdir(path) else path
     try:
         return Results.model_validate_json(file.read_text())
     except OSError as error:
@@ -74,11 +74,13 @@ def read_results(path: Path) -> Results:
 
 def read_details(path: Path) -> Details:
     """The curves beside a results file (`details.json`, or NAME.details.json); none if there is no such file."""
-    file = path / "details.json" if path.is_dir() else path.with_name(f"{path.stem}.details.json")
-    if not file.exists():
-        return Details()
+    file = path / "details.json" if os.path.isdir(path) else path.with_name(f"{path.stem}.details.json")
     try:
         return Details.model_validate_json(file.read_text())
+    except FileNotFoundError:
+        return Details()
+    except OSError as error:
+        raise Learn2pFedError(f"{file} can't be read ({error.strerror}): check who may read it.") from error
     except (ValidationError, UnicodeDecodeError) as error:
         raise Learn2pFedError(f"{file} is damaged: run the experiment again.") from error
 
