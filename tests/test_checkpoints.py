@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors
 import torch
 
 from learn2pfed.engines.rounds import Simulator, run_rounds
@@ -126,3 +128,15 @@ def test_no_class_is_read_off_a_model_that_is_not_finite(name: str) -> None:
     assert not run_rounds(algorithm, clients()).models.isfinite().all()
     with pytest.raises(DivergenceError, match=f"^{re.escape(algorithm.title)} left the finite numbers"):
         fit(algorithm, "simulation", clients(), clients())
+
+
+def test_a_state_of_another_shape_is_not_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "EVERY", -1.0)
+    with pytest.raises(StoppedError), kept_in(tmp_path, TASK):
+        fitted("ditto", stop_at=4)
+    (left,) = tmp_path.iterdir()
+    with safetensors.safe_open(left, "pt") as file:
+        of = json.loads(file.metadata()["said"])["of"]
+    fresh = Simulator(quick("ditto"), clients())
+    assert checkpoints.get(left, fresh.snapshot, of) is not None
+    assert checkpoints.get(left, Simulator(quick("ditto"), clients((3, 3))).snapshot, of) is None

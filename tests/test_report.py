@@ -17,7 +17,7 @@ from plotly.offline import get_plotlyjs
 from learn2pfed.errors import Learn2pFedError
 from learn2pfed.experiments.registry import configure, differences, find, tuned_for
 from learn2pfed.report import interactive
-from learn2pfed.report.docs import with_tables
+from learn2pfed.report.docs import update_tables, with_tables
 from learn2pfed.report.drawing import COLOURS, Dumbbell, Figure, Heat, Panel, Series, shape
 from learn2pfed.report.figures import figures
 from learn2pfed.report.html import Page, page_of_experiment, render_page, write_page, write_report
@@ -243,6 +243,17 @@ def test_documents_get_their_tables_and_say_where_they_lack_a_place() -> None:
     assert with_tables(text, paper) == new
     with pytest.raises(Learn2pFedError, match="no place for polynomial"):
         with_tables("nothing here", made())
+
+
+def test_what_can_not_be_read_is_said(tmp_path: Path) -> None:
+    (tmp_path / "latin.md").write_bytes("<!-- tables:polynomial -->é".encode("latin-1"))
+    with pytest.raises(Learn2pFedError, match=r"latin.md is no text in UTF-8: save it as that"):
+        update_tables(tmp_path / "latin.md", made())
+    (tmp_path / "details.json").mkdir()
+    with pytest.raises(Learn2pFedError, match=r"details.json can't be read \(Is a directory\)"):
+        read_details(tmp_path)
+    with pytest.raises(Learn2pFedError, match=r"can't be read \(File name too long\)"):
+        read_results(Path("m" * 300))
 
 
 def test_the_page_says_how_it_was_made() -> None:

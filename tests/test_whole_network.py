@@ -110,6 +110,12 @@ def test_without_a_last_pass_a_client_keeps_what_it_remembers() -> None:
     torch.testing.assert_close(found.models, found.global_model + 0.5 * d, rtol=0, atol=1e-12)
 
 
+def test_nothing_is_kept_for_an_s_that_is_held_fixed() -> None:
+    fixed, learned = whole(share=0.5).begin(), whole().begin()
+    assert len(fixed.told) == len(fixed.apart) == 0
+    assert len(learned.told) == len(learned.apart) == len(fixed.own) == len(fixed.moved)
+
+
 @pytest.mark.parametrize("passes", [0, 1, 3])
 def test_private_blocks_are_the_mean_of_the_last_passes(passes: int) -> None:
     """Each begins where the client left them, in an order of its own."""
