@@ -396,7 +396,7 @@ def test_a_network_of_ones_own_is_known_by_what_is_in_its_file(
 
 
 def test_rounds_too_few_to_learn_in_are_said(folder: str) -> None:
-    said = "2 rounds have none in which s is learned (learn_from, learn_until): it stays at one half."
+    said = "2 rounds have none in which s is learned (learn_from, learn_until): every client ends alone."
     assert ImagesExperiment().notes(config_of(folder))[1:] == [said]  # some_rounds = 3 have one
     for share in (None, 0.3):  # which is of no form
         assert SharingExperiment().notes(config_of(folder, own={"learn2pfed": {"share": share}}))[1:] == [said]

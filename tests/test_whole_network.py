@@ -288,6 +288,38 @@ def test_all_rounds_say_how_many_rows_there_are() -> None:
     assert shares[0] == pytest.approx([own * root + (1 - own) * 0.465 for root in ROOTS], abs=0.011)
 
 
+def test_a_run_that_ends_before_s_is_learned_ends_alone() -> None:
+    """All of u_i counts, by steps that get smaller, on all rows and the loss alone; o_i for e_i."""
+    algorithm, data = whole(n_rounds=10, rho=5.0, learn_from=0.2, learn_until=0.4), clients()
+    looks: dict[int, Tensor] = {}
+    ends: dict[int, Tensor] = {}
+
+    def observe(t: int, simulator: Simulator, told: Told) -> None:
+        looks[t], ends[t] = simulator.personal(told), told[0][0]["w"]
+
+    run_rounds(algorithm, data, observe=observe)
+    for t in (1, 2, 3):
+        for i in range(len(data)):
+            local = home(algorithm, data, (i,), axis=False, time=t)
+            u, memory = ends[t] + algorithm.offset(local, 0.1), None
+            for k in range(16):
+                at = replace(local, round=t + k)
+                slower = replace(algorithm.optimizer, lr=0.025 * (1 - k / 16))
+                u, memory = at.descend(u, at.batches(1), slower, memory=memory)
+            expected = u - algorithm.offset(local, 0.1) + algorithm.offset(local)
+            same = torch.allclose(looks[t][i], expected, rtol=0, atol=1e-9)
+            assert same == (t < 3)  # s is learned in the third round
+
+
+@pytest.mark.parametrize("how", [{"share": 0.5}, {"set_aside": 0.0}], ids=["fixed", "nothing set aside"])
+def test_an_s_that_is_not_to_be_learned_holds_from_the_first_round(how: dict[str, Any]) -> None:
+    whole_run, ended = whole(n_rounds=10, **how), whole(n_rounds=1, **how)
+    looks: list[Tensor] = []
+    run_rounds(whole_run, clients(), observe=lambda t, simulator, told: looks.append(simulator.personal(told)))
+    assert torch.equal(looks[0], run_rounds(ended, clients()).models)
+    assert not torch.equal(looks[0], run_rounds(whole(n_rounds=1), clients()).models)
+
+
 def test_without_a_round_to_learn_in_nothing_is_set_aside() -> None:
     for n_rounds, learns in ((1, False), (2, False), (3, True)):
         algorithm = whole(n_rounds=n_rounds, learn_from=0.2, learn_until=0.4)

@@ -30,8 +30,10 @@ Update:
 
 At the end the server tells w̄ instead of w, and every client takes steps 1 and 2 a few times more from there, on all its
 rows in other orders (`final_passes`); a private block is the mean of what these make of it. So what one round or one
-order draws at random goes, and what is common, or the client's own, stays. Models travel as numbers of 16 bits
-(`half`), which halves the bytes: their rounding is far below what batches draw at random.
+order draws at random goes, and what is common, or the client's own, stays. A run that ends before s is first learned
+has a w̄ that is far from done and no s: from it every client trains alone, K = 16 epochs in a row on F_i, the step size
+falling from half of `lr` to 0 (s = 1). Models travel as numbers of 16 bits (`half`), which halves the bytes: their
+rounding is far below what batches draw at random.
 
 Corners, without o_i, β, n_ic, rounding and rows set aside, with one last pass and s held fixed: s = 0 is FedProx, and
 with ρ = 0 FedAvg; s = 1 then is FedAvg + FT, and with ρ its last pass is Ditto's step from w, λ = ρ; without the last
@@ -64,6 +66,9 @@ FINE = 101
 
 AROUND_HALF = 0.2
 """σ, how far from ½ the blocks are together before rows tell."""
+
+ALONE = 16
+"""K, epochs of a client at the end of a run that ends before s is learned."""
 
 
 class WholeNetworkSettings(LocalSettings):
@@ -110,6 +115,10 @@ class WholeNetworkSettings(LocalSettings):
     def learns(self) -> bool:
         """Whether there is a round in which s is."""
         return self.share is None and self.set_aside > 0 and any(map(self.in_time, range(self.n_rounds)))
+
+    def ends_alone(self, t: int) -> bool:
+        """Whether a run that ends after t rounds is one in which s was to be learned and has not been."""
+        return self.share is None and self.set_aside > 0 and not any(map(self.in_time, range(t)))
 
 
 class Kept(NamedTuple):
@@ -377,6 +386,8 @@ class WholeNetwork(Rounds):
     def personal(self, kept: Kept, local: Local, heard: Message) -> Tensor:
         """v_i, from all rows; private blocks are the mean of what the last passes make of them."""
         start, share, shared = self.common(kept, local, heard)
+        if self.settings.ends_alone(local.round):
+            return self.alone(local, start) + self.offset(local)
         last, own = kept._replace(own=start), torch.zeros_like(start)
         for _ in range(self.settings.final_passes):
             last = self.trained(last, local, start, self.settings.final_epochs)
@@ -384,6 +395,18 @@ class WholeNetwork(Rounds):
             own += (last.own - start) / self.settings.final_passes
         d = last.moved / last.weight.where(last.weight > 0, 1.0)
         return start + torch.where(shared, share * d, own) + self.offset(local)
+
+    def alone(self, local: Local, start: Tensor) -> Tensor:
+        """u_i - e_i of a run that ends before s is learned: K epochs from w̄, the steps of the k-th  (lr / 2) (1 - k / K),
+        k from 0.
+        """
+        offset, memory = self.offset(local, self.settings.even), None
+        u = start + offset
+        for k in range(ALONE):
+            slower = replace(self.optimizer, lr=self.settings.lr / 2 * (1 - k / ALONE))
+            u, memory = local.descend(u, local.batches(1), slower, memory=memory)
+            local = replace(local, round=local.round + 1)
+        return u - offset
 
 
 def least(slopes: Tensor, spread: float) -> Tensor:
