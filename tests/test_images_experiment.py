@@ -400,6 +400,8 @@ def test_rounds_too_few_to_learn_in_are_said(folder: str) -> None:
     assert ImagesExperiment().notes(config_of(folder))[1:] == [said]  # some_rounds = 3 have one
     for share in (None, 0.3):  # which is of no form
         assert SharingExperiment().notes(config_of(folder, own={"learn2pfed": {"share": share}}))[1:] == [said]
+    stays = said.replace("every client ends alone", "it stays at one half")
+    assert ImagesExperiment().notes(config_of(folder, own={"learn2pfed": {"final_passes": 0}}))[1:] == [stays]
     assert not ImagesExperiment().notes(config_of(folder, algorithms=("fedavg",)))[1:]
     assert not ImagesExperiment().notes(config_of(folder, own={"learn2pfed": {"share": 0.3}}))[1:]
 

@@ -95,7 +95,7 @@ class WholeNetworkSettings(LocalSettings):
         "tensor", description="whether each tensor of the head is a block, or each of its parameters"
     )
     remember: float = Field(0.8, ge=0, lt=1, description="β; 0: the last round alone")
-    final_passes: int = Field(4, ge=0, description="so many u_i at the end, from the same w̄")
+    final_passes: int = Field(4, ge=0, description="so many u_i at the end, from the same w̄; 0: none, ever")
     final_epochs: Annotated[int, Choice((1, 2, 5))] = Field(2, ge=1, description="epochs of each of these")
 
     @model_validator(mode="after")
@@ -117,8 +117,9 @@ class WholeNetworkSettings(LocalSettings):
         return self.share is None and self.set_aside > 0 and any(map(self.in_time, range(self.n_rounds)))
 
     def ends_alone(self, t: int) -> bool:
-        """Whether a run that ends after t rounds is one in which s was to be learned and has not been."""
-        return self.share is None and self.set_aside > 0 and not any(map(self.in_time, range(t)))
+        """Whether a run that ends after t rounds, and not without a last pass, was to learn s and has not begun to."""
+        to_learn = self.share is None and self.set_aside > 0 and self.final_passes > 0
+        return to_learn and not any(map(self.in_time, range(t)))
 
 
 class Kept(NamedTuple):
@@ -397,9 +398,7 @@ class WholeNetwork(Rounds):
         return start + torch.where(shared, share * d, own) + self.offset(local)
 
     def alone(self, local: Local, start: Tensor) -> Tensor:
-        """u_i - e_i of a run that ends before s is learned: K epochs from w̄, the steps of the k-th  (lr / 2) (1 - k / K),
-        k from 0.
-        """
+        """u_i - e_i of a run that ends before s is learned: K epochs from w̄, steps  (lr / 2) (1 - k / K),  k from 0."""
         offset, memory = self.offset(local, self.settings.even), None
         u = start + offset
         for k in range(ALONE):

@@ -234,7 +234,8 @@ def notes_on_learning(config: SharedOut, own: Mapping[str, Any]) -> list[str]:
     rounds = {config.n_rounds if n <= config.n_joining else config.some_rounds for n in config.clients}
     hows = [WholeNetworkSettings.of(**{**own, "n_rounds": n}) for n in sorted(rounds)]
     return [
-        f"{how.n_rounds} rounds have none in which s is learned (learn_from, learn_until): every client ends alone."
+        f"{how.n_rounds} rounds have none in which s is learned (learn_from, learn_until): "
+        + ("every client ends alone." if how.ends_alone(how.n_rounds) else "it stays at one half.")
         for how in hows
         if how.share is None and how.set_aside and not how.learns
     ]
