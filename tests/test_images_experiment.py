@@ -85,20 +85,22 @@ def test_every_method_runs_with_all_and_with_some_clients(folder: str) -> None:
     )
     drawn = figures(results, Details(details=[one.detail for one in found.values() if one.detail]))
     names = [figure.name for figure in drawn]
-    assert names == ["methods", "participation", "bytes", "rounds", "partition", "confusion"]
+    assert names == ["methods", "bytes", "rounds", "partition", "confusion"]  # so few rounds learn no s
     cost = next(table for table in tables(results) if table.title == "Cost of a fit")
     assert len(cost.body) == 2 * len(METHODS)
 
 
 def test_what_is_kept_of_the_first_trial(folder: str) -> None:
-    config = config_of(folder, algorithms=("learn2pfed",), clients=(3,), n_seeds=2, n_rounds=4)
+    config = config_of(folder, algorithms=("learn2pfed",), clients=(3,), n_seeds=2, n_rounds=9)
     first, second = done(config).values()
     assert second.detail is None
     assert first.detail is not None
     series = first.detail.series
-    assert np.array(series["shares"]).shape == (4, 6)
+    assert np.array(series["shares"]).shape == (9, 6)
     assert series["blocks"][-2:] == ["head.weight", "head.bias"]
     assert np.array(series["shares"]).std() > 0
+    results = Results(experiment="images", preset="quick", versions={}, config=config.model_dump(), rows=first.rows)
+    assert "participation" in [figure.name for figure in figures(results, Details(details=[first.detail]))]
     assert np.sum(series["counts"]) == N_IMAGES
     confusion = np.array(series["confusion"])
     accuracy = next(row.value for row in first.rows if row.metric == "accuracy")
@@ -138,13 +140,14 @@ def test_tuning_sees_no_image_of_the_table_and_the_table_trains_on_all_but_the_t
 
 
 def test_a_run_leaves_who_had_what_and_another_takes_it(folder: str, tmp_path: Path) -> None:
-    config, experiment = config_of(folder, n_images=300, min_size=8, n_seeds=2, n_rounds=5), ImagesExperiment()
+    config = config_of(folder, n_images=300, min_size=8, n_seeds=2, n_rounds=9, some_rounds=9)
+    experiment = ImagesExperiment()
     experiment.leave(config, tmp_path)
     left = sorted(path.name for path in (tmp_path / "partitions").iterdir())
     start = f"pictures-{hashlib.sha256(folder.encode()).hexdigest()[:8]}"
     assert left == [f"{start}-5-{end}.npz" for end in ("3-0", "3-1", "5-0", "5-1")]
     file = str(tmp_path / "partitions" / left[1])
-    taken = config_of(folder, rule=file, clients=(3,), n_judged=500, n_rounds=5)  # its test parts stay as they are
+    taken = config_of(folder, rule=file, clients=(3,), n_judged=500, n_rounds=9)  # its test parts stay as they are
     (setting,) = taken.names().values()
     here, there = study_of(taken, setting, 0), study_of(config, setting, 1)
     assert all(np.array_equal(a, b) for a, b in zip(here.parts.train, there.parts.train, strict=True))
@@ -396,12 +399,14 @@ def test_a_network_of_ones_own_is_known_by_what_is_in_its_file(
 
 
 def test_rounds_too_few_to_learn_in_are_said(folder: str) -> None:
-    said = "2 rounds have none in which s is learned (learn_from, learn_until): every client ends alone."
-    assert ImagesExperiment().notes(config_of(folder))[1:] == [said]  # some_rounds = 3 have one
+    few = "{} rounds of {} epochs are few for Learn2pFed: every client ends alone, from what is shared by then."
+    said = [few.format(2, 2), few.format(3, 2)]
+    assert ImagesExperiment().notes(config_of(folder))[1:] == said
     for share in (None, 0.3):  # which is of no form
-        assert SharingExperiment().notes(config_of(folder, own={"learn2pfed": {"share": share}}))[1:] == [said]
-    stays = said.replace("every client ends alone", "it stays at one half")
-    assert ImagesExperiment().notes(config_of(folder, own={"learn2pfed": {"final_passes": 0}}))[1:] == [stays]
+        assert SharingExperiment().notes(config_of(folder, own={"learn2pfed": {"share": share}}))[1:] == said
+    assert ImagesExperiment().notes(config_of(folder, epochs=8))[1:] == [few.format(2, 8)]  # 3 have more than 16
+    none = "2 rounds of 2 epochs have none in which s is learned (learn_from, learn_until): it stays at one half."
+    assert ImagesExperiment().notes(config_of(folder, own={"learn2pfed": {"final_passes": 0}}))[1:] == [none]
     assert not ImagesExperiment().notes(config_of(folder, algorithms=("fedavg",)))[1:]
     assert not ImagesExperiment().notes(config_of(folder, own={"learn2pfed": {"share": 0.3}}))[1:]
 

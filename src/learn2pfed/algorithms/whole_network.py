@@ -30,10 +30,10 @@ Update:
 
 At the end the server tells w̄ instead of w, and every client takes steps 1 and 2 a few times more from there, on all its
 rows in other orders (`final_passes`); a private block is the mean of what these make of it. So what one round or one
-order draws at random goes, and what is common, or the client's own, stays. A run that ends before s is first learned
-has a w̄ that is far from done and no s: from it every client trains alone, K = 16 epochs in a row on F_i, the step size
-falling from half of `lr` to 0 (s = 1). Models travel as numbers of 16 bits (`half`), which halves the bytes: their
-rounding is far below what batches draw at random.
+order draws at random goes, and what is common, or the client's own, stays. A run of K = 16 epochs or fewer in all its
+rounds has a w̄ that is far from done, and an s that is not learned or learned too soon: from it every client trains
+alone, K epochs in a row on F_i, the step size falling from half of `lr` to 0 (s = 1). Models travel as numbers of 16
+bits (`half`), which halves the bytes: their rounding is far below what batches draw at random.
 
 Corners, without o_i, β, n_ic, rounding and rows set aside, with one last pass and s held fixed: s = 0 is FedProx, and
 with ρ = 0 FedAvg; s = 1 then is FedAvg + FT, and with ρ its last pass is Ditto's step from w, λ = ρ; without the last
@@ -68,7 +68,7 @@ AROUND_HALF = 0.2
 """σ, how far from ½ the blocks are together before rows tell."""
 
 ALONE = 16
-"""K, epochs of a client at the end of a run that ends before s is learned."""
+"""K, epochs of a client at the end of a run that has no more of them in all its rounds."""
 
 
 class WholeNetworkSettings(LocalSettings):
@@ -113,13 +113,14 @@ class WholeNetworkSettings(LocalSettings):
 
     @property
     def learns(self) -> bool:
-        """Whether there is a round in which s is."""
-        return self.share is None and self.set_aside > 0 and any(map(self.in_time, range(self.n_rounds)))
+        """Whether there is a round in which s is, and a use for it."""
+        in_time = any(map(self.in_time, range(self.n_rounds)))
+        return self.share is None and self.set_aside > 0 and in_time and not self.ends_alone(self.n_rounds)
 
     def ends_alone(self, t: int) -> bool:
-        """Whether a run that ends after t rounds, and not without a last pass, was to learn s and has not begun to."""
+        """Whether a run that is to learn s, and has a last pass, is of  t E ≤ K  epochs if it ends after t rounds."""
         to_learn = self.share is None and self.set_aside > 0 and self.final_passes > 0
-        return to_learn and not any(map(self.in_time, range(t)))
+        return to_learn and t * self.epochs <= ALONE
 
 
 class Kept(NamedTuple):
@@ -370,8 +371,9 @@ class WholeNetwork(Rounds):
         return torch.where(self.is_part, s - step, s).clamp(0, 1)
 
     def learned(self, server: Server) -> dict[str, Tensor]:
-        """s of every block, 1 where it went private; `names` has their names."""
-        share = torch.where(server.private, 1.0, server.share)
+        """s of every block, 1 where it went private and where clients end alone; `names` has their names."""
+        own = server.private | self.settings.ends_alone(self.settings.n_rounds)
+        share = torch.where(own, 1.0, server.share)
         return {"share": share.expand(len(server.met), -1)}
 
     def mean(self, replies: Replies, counted: Tensor, before: Tensor) -> Tensor:
@@ -385,7 +387,7 @@ class WholeNetwork(Rounds):
         return torch.where(n.sum(0)[counted] > 0, mean, before)
 
     def personal(self, kept: Kept, local: Local, heard: Message) -> Tensor:
-        """v_i, from all rows; private blocks are the mean of what the last passes make of them."""
+        """v_i, from all rows; private blocks are the mean of what the last passes make of them, unless i ends alone."""
         start, share, shared = self.common(kept, local, heard)
         if self.settings.ends_alone(local.round):
             return self.alone(local, start) + self.offset(local)
@@ -398,7 +400,7 @@ class WholeNetwork(Rounds):
         return start + torch.where(shared, share * d, own) + self.offset(local)
 
     def alone(self, local: Local, start: Tensor) -> Tensor:
-        """u_i - e_i of a run that ends before s is learned: K epochs from w̄, steps  (lr / 2) (1 - k / K),  k from 0."""
+        """u_i - e_i of a run of few epochs: K more from w̄, by steps  (lr / 2) (1 - k / K),  k from 0."""
         offset, memory = self.offset(local, self.settings.even), None
         u = start + offset
         for k in range(ALONE):

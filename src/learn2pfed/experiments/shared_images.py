@@ -230,14 +230,15 @@ def notes_of(config: SharedOut) -> list[str]:
 
 
 def notes_on_learning(config: SharedOut, own: Mapping[str, Any]) -> list[str]:
-    """Rounds so few that Learn2pFed can't learn s in them."""
+    """Rounds so few that Learn2pFed can't learn s in them, or makes no use of it."""
     rounds = {config.n_rounds if n <= config.n_joining else config.some_rounds for n in config.clients}
-    hows = [WholeNetworkSettings.of(**{**own, "n_rounds": n}) for n in sorted(rounds)]
+    hows = [WholeNetworkSettings.of(**{**own, "n_rounds": n, "epochs": config.epochs}) for n in sorted(rounds)]
+    few = "are few for Learn2pFed: every client ends alone, from what is shared by then"
+    none = "have none in which s is learned (learn_from, learn_until): it stays at one half"
     return [
-        f"{how.n_rounds} rounds have none in which s is learned (learn_from, learn_until): "
-        + ("every client ends alone." if how.ends_alone(how.n_rounds) else "it stays at one half.")
+        f"{how.n_rounds} rounds of {how.epochs} epochs {few if how.ends_alone(how.n_rounds) else none}."
         for how in hows
-        if how.share is None and how.set_aside and not how.learns
+        if how.share is None and how.set_aside and (how.ends_alone(how.n_rounds) or not how.learns)
     ]
 
 

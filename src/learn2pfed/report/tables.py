@@ -333,14 +333,19 @@ def _largest(
     """Of one setting and the other's looks from `first` on; between two looks ours goes straight."""
     if ours is None or other is None or alone is None or not any(other["sent"]):
         return ""
-    level, best = alone["curve"][-1], np.maximum.accumulate(ours["curve"])
     looks = list(zip(other["sent"], other["curve"], strict=True))[first:]
-    seen = [(sent, value) for sent, value in looks if value > level]
+    seen = [(sent, value) for sent, value in looks if value > alone["curve"][-1]]
     if not seen:
         return "not above alone"
-    if any(value > best[-1] for _, value in seen):
+    if any(value > max(ours["curve"]) for _, value in seen):
         return "more accurate"
-    return _ratio(max(float(np.interp(value, best, ours["sent"])) / sent for sent, value in seen))
+    return _ratio(max(_sent_until(value, ours["sent"], ours["curve"]) / sent for sent, value in seen))
+
+
+def _sent_until(value: float, sent: Sequence[float], curve: Sequence[float]) -> float:
+    """Where the curve first is at this value, straight from look to look."""
+    k = next(k for k, seen in enumerate(curve) if seen >= value)
+    return float(np.interp(value, curve[k - 1 : k + 1], sent[k - 1 : k + 1])) if k else sent[0]
 
 
 def _at_most_as_good(ours: tuple[float, float] | None, other: tuple[float, float] | None) -> str:
