@@ -46,7 +46,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_run_writes_everything_and_says_where(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(monkeypatch, "run", "polynomial", *QUICK) == 0
+    assert call(monkeypatch, "run", "polynomial", *QUICK, "--set", "settings=3") == 0
     said = capsys.readouterr().out
     assert "runs/polynomial/report.html" in said
     for name in ("Local-Only", "lp_proj", "Least squares, alone", "Learn2pFed (paper)", "REML (limit)", "RMSE", "MSE"):
@@ -57,7 +57,7 @@ def test_run_writes_everything_and_says_where(
     wanted = {"setting", "algorithm", "seed", "metric", "value", "seconds", "bytes_up", "bytes_down"}
     assert all(wanted <= row.keys() for row in results["rows"])
     errors = [row for row in results["rows"] if row["metric"] in ("RMSE", "MSE")]
-    assert len(errors) == (6 + 2 * 10) * 3 * 2 * 2
+    assert len(errors) == (6 + 2 * 10) * 2 * 2
     assert tomllib.loads((folder / "config.toml").read_text())["learn2pfed"]["n_epochs"] == 12
     assert {path.name for path in (folder / "figures").iterdir()} == {
         f"{name}.{kind}" for name in ("methods", "lambda", "fits", "rounds", "learning") for kind in ("svg", "png")
@@ -204,7 +204,7 @@ def test_ctrl_c_leaves_a_tuning_that_can_go_on(here: Path) -> None:
 
 
 def test_ctrl_c_leaves_a_run_that_can_go_on(here: Path) -> None:
-    ask = ["run", "polynomial", "--seeds", "3", "--out", "x", "--set", "settings=1", "--set", "n_rounds=3"]
+    ask = ["run", "polynomial", "--out", "x", "--algorithms", "fedper", "--set", "n_rounds=5"]
     file = here / "x" / "results.json"
     said = stopped(file, '"value"', *ask)
     assert "go on with: learn2pfed run polynomial --resume --out x" in said
@@ -292,12 +292,13 @@ def test_one_client_and_few_rows_work(here: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_nothing_to_learn_and_parts_of_a_table_work(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ask = ["run", "polynomial", "--jobs", "1", "--seeds", "1", "--algorithms", "learn2pfed"]
+    one = ["--set", "settings=3"]
+    ask = ["run", "polynomial", "--jobs", "1", "--seeds", "1", "--algorithms", "learn2pfed", *one]
     assert call(monkeypatch, *ask, "--set", "learn2pfed.n_epochs=0") == 0
     part = ["--seeds", "1", "--algorithms", "least-squares,reml"]
     part += ["--set", "first_seed=0"]  # its own seeds are for no test
     assert call(monkeypatch, "run", "quality", "--jobs", "1", *part) == 0
-    assert call(monkeypatch, "run", "polynomial", *QUICK, *FEW, "--set", "n_rows=4", "--set", "n_clients=4") == 0
+    assert call(monkeypatch, "run", "polynomial", *QUICK, *FEW, *one, "--set", "n_rows=4", "--set", "n_clients=4") == 0
 
 
 def test_a_folder_with_other_files_is_left_alone(

@@ -66,7 +66,7 @@ def done(config: ImagesConfig) -> dict[Task, Done]:
 
 
 def test_every_method_runs_with_all_and_with_some_clients(folder: str) -> None:
-    config = config_of(folder)
+    config = config_of(folder, n_images=200, min_size=10)
     found = done(config)
     assert len(found) == 2 * len(METHODS)
     assert [task.algorithm for task in found][: len(METHODS)] == list(TITLES.values())
@@ -202,6 +202,8 @@ def test_every_client_of_the_quick_table_gets_images(name: str, monkeypatch: pyt
     monkeypatch.setattr(shared_images, "images_of", lambda source: Images(source, np.empty(0), labels, 10, 50_000))
     config: Any = configure(find(name), "quick", {})
     for setting in config.names().values():
+        if setting.data != config.data[0]:
+            continue  # with the same labels these are the same draws
         for seed in config.seeds:
             assert len(parts_of(config, setting, seed)) == setting.n_clients
         assert len(parts_of(config, setting._replace(n_clients=10), module.TUNING_SEED, tuning=True)) == 10
