@@ -312,6 +312,16 @@ def test_a_run_of_few_epochs_ends_alone() -> None:
             assert same == (t < 5)  # of 20 epochs; s is learned from the second round on
 
 
+def test_s_is_said_to_be_1_where_a_block_is_private_or_clients_end_alone() -> None:
+    cases: tuple[tuple[dict[str, Any], list[float]], ...] = (
+        ({"share": 0.25, "private": ("head",)}, [0.25, 0.25, 1.0, 1.0]),
+        ({"n_rounds": 2, "epochs": 8}, [1.0] * 4),
+        ({"n_rounds": 2, "epochs": 8, "set_aside": 0.0}, [0.5] * 4),
+    )
+    for how, said in cases:
+        assert run_rounds(whole(**how), clients()).insight["share"].tolist() == [said] * 4
+
+
 @pytest.mark.parametrize("how", [{"share": 0.5}, {"set_aside": 0.0}], ids=["fixed", "nothing set aside"])
 def test_an_s_that_is_not_to_be_learned_holds_from_the_first_round(how: dict[str, Any]) -> None:
     whole_run, ended = whole(n_rounds=10, **how), whole(n_rounds=1, **how)
