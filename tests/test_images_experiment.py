@@ -401,13 +401,20 @@ def test_a_network_of_ones_own_is_known_by_what_is_in_its_file(
 
 
 def test_rounds_too_few_to_learn_in_are_said(folder: str) -> None:
-    few = "{} rounds of {} epochs are few for Learn2pFed: every client ends alone, from what is shared by then."
-    said = [few.format(2, 2), few.format(3, 2)]
+    few = (
+        "{} rounds of {} epochs, {} taking part, are few for Learn2pFed: every client ends alone, "
+        "from what is shared by then."
+    )
+    said = [few.format(2, 2, "all"), few.format(3, 2, "some")]
     assert ImagesExperiment().notes(config_of(folder))[1:] == said
     for share in (None, 0.3):  # which is of no form
         assert SharingExperiment().notes(config_of(folder, own={"learn2pfed": {"share": share}}))[1:] == said
-    assert ImagesExperiment().notes(config_of(folder, epochs=8))[1:] == [few.format(2, 8)]  # 3 have more than 16
-    none = "2 rounds of 2 epochs have none in which s is learned (learn_from, learn_until): it stays at one half."
+    assert ImagesExperiment().notes(config_of(folder, epochs=8))[1:] == [few.format(2, 8, "all")]  # 3 have more than 8
+    assert ImagesExperiment().notes(config_of(folder, n_rounds=8, some_rounds=8))[1:] == [few.format(8, 2, "all")]
+    none = (
+        "2 rounds of 2 epochs, all taking part, have none in which s is learned (learn_from, learn_until): "
+        "it stays at one half."
+    )
     assert ImagesExperiment().notes(config_of(folder, own={"learn2pfed": {"final_passes": 0}}))[1:] == [none]
     assert not ImagesExperiment().notes(config_of(folder, algorithms=("fedavg",)))[1:]
     assert not ImagesExperiment().notes(config_of(folder, own={"learn2pfed": {"share": 0.3}}))[1:]

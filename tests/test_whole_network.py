@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -312,6 +313,11 @@ def test_a_run_of_few_epochs_ends_alone() -> None:
             assert same == (t < 5)  # of 20 epochs; s is learned from the second round on
 
 
+def test_of_few_epochs_are_half_as_many_where_some_take_part() -> None:
+    border = {join: [whole(join=join, epochs=2).settings.ends_alone(t) for t in (4, 5, 8, 9)] for join in (1.0, 0.5)}
+    assert border == {1.0: [True, True, True, False], 0.5: [True, False, False, False]}
+
+
 def test_s_is_said_to_be_1_where_a_block_is_private_or_clients_end_alone() -> None:
     cases: tuple[tuple[dict[str, Any], list[float]], ...] = (
         ({"share": 0.25, "private": ("head",)}, [0.25, 0.25, 1.0, 1.0]),
@@ -332,8 +338,10 @@ def test_an_s_that_is_not_to_be_learned_holds_from_the_first_round(how: dict[str
 
 
 def test_without_a_round_to_learn_in_nothing_is_set_aside() -> None:
-    for n_rounds, learns in ((1, False), (2, False), (3, True)):
-        algorithm = whole(n_rounds=n_rounds, learn_from=0.2, learn_until=0.4)
+    in_time = {1: False, 2: False, 3: True}
+    for n_rounds, epochs in product(in_time, (5, 17)):
+        learns = in_time[n_rounds] and n_rounds * epochs > 16
+        algorithm = whole(n_rounds=n_rounds, epochs=epochs, learn_from=0.2, learn_until=0.4)
         assert algorithm.learns == learns
         ((heard, _),) = algorithm.tells(algorithm.opening(4), (0,))
         assert heard["share"].tolist() == [0.5] * 4

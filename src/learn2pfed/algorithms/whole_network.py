@@ -30,10 +30,11 @@ Update:
 
 At the end the server tells w̄ instead of w, and every client takes steps 1 and 2 a few times more from there, on all its
 rows in other orders (`final_passes`); a private block is the mean of what these make of it. So what one round or one
-order draws at random goes, and what is common, or the client's own, stays. A run of K = 16 epochs or fewer in all its
-rounds has a w̄ that is far from done, and an s that is not learned or learned too soon: from it every client trains
-alone, K epochs in a row on F_i, the step size falling from half of `lr` to 0 (s = 1). Models travel as numbers of 16
-bits (`half`), which halves the bytes: their rounding is far below what batches draw at random.
+order draws at random goes, and what is common, or the client's own, stays. A run that is to learn s and has K = 16
+epochs or fewer in all its rounds (8, where some take part in a round) has a w̄ that is far from done, and an s that is
+not learned or learned too soon: from it every client trains alone, K epochs in a row on F_i, the step size falling from
+half of `lr` to 0 (s = 1). Models travel as numbers of 16 bits (`half`), which halves the bytes: their rounding is far
+below what batches draw at random.
 
 Corners, without o_i, β, n_ic, rounding and rows set aside, with one last pass and s held fixed: s = 0 is FedProx, and
 with ρ = 0 FedAvg; s = 1 then is FedAvg + FT, and with ρ its last pass is Ditto's step from w, λ = ρ; without the last
@@ -68,7 +69,7 @@ AROUND_HALF = 0.2
 """σ, how far from ½ the blocks are together before rows tell."""
 
 ALONE = 16
-"""K, epochs of a client at the end of a run that has no more of them in all its rounds."""
+"""K, epochs of a client at the end of a run that has few of them in all its rounds."""
 
 
 class WholeNetworkSettings(LocalSettings):
@@ -118,9 +119,11 @@ class WholeNetworkSettings(LocalSettings):
         return self.share is None and self.set_aside > 0 and in_time and not self.ends_alone(self.n_rounds)
 
     def ends_alone(self, t: int) -> bool:
-        """Whether a run that is to learn s, and has a last pass, is of  t E ≤ K  epochs if it ends after t rounds."""
+        """Whether a run that is to learn s, and has a last pass, is of few epochs if it ends after t rounds:
+        t E ≤ K,  or K / 2 where some take part in a round: they have few rows to train alone on.
+        """
         to_learn = self.share is None and self.set_aside > 0 and self.final_passes > 0
-        return to_learn and t * self.epochs <= ALONE
+        return to_learn and t * self.epochs <= (ALONE if self.join == 1 else ALONE / 2)
 
 
 class Kept(NamedTuple):

@@ -83,6 +83,10 @@ class SharedOut(Trials, ProtocolConfig):
             raise ValueError(f"rule = {self.rule} is of one setting: give data, betas and clients one value each")
         return self
 
+    def joining(self, n_clients: int) -> float:
+        """Share of so many clients that takes part in a round."""
+        return min(1.0, self.n_joining / n_clients)
+
     def names(self) -> dict[str, Setting]:
         """Settings by name, as "cifar10, 0.1, 10 clients"."""
         return {
@@ -129,7 +133,7 @@ def study_of(config: SharedOut, setting: Setting, seed: int, tuning: bool = Fals
     """Who has which images: to tune, others than the table is judged by."""
     images = images_of(setting.data)
     parts = parts_of(config, setting, seed, tuning).without_validation()
-    train, join = samples(images, parts, "train"), min(1.0, config.n_joining / setting.n_clients)
+    train, join = samples(images, parts, "train"), config.joining(setting.n_clients)
     return Study(images, parts, train, samples_of(images, _judged(config, parts, images, seed, tuning)), join)
 
 
@@ -231,14 +235,18 @@ def notes_of(config: SharedOut) -> list[str]:
 
 def notes_on_learning(config: SharedOut, own: Mapping[str, Any]) -> list[str]:
     """Rounds so few that Learn2pFed can't learn s in them, or makes no use of it."""
-    rounds = {config.n_rounds if n <= config.n_joining else config.some_rounds for n in config.clients}
-    hows = [WholeNetworkSettings.of(**{**own, "n_rounds": n, "epochs": config.epochs}) for n in sorted(rounds)]
+    hows = {}
+    for join in map(config.joining, config.clients):
+        who, n_rounds = ("all", config.n_rounds) if join == 1 else ("some", config.some_rounds)
+        protocol = {"n_rounds": n_rounds, "join": join, "epochs": config.epochs}
+        hows[who] = WholeNetworkSettings.of(**{**own, **protocol})
     few = "are few for Learn2pFed: every client ends alone, from what is shared by then"
     none = "have none in which s is learned (learn_from, learn_until): it stays at one half"
     return [
-        f"{how.n_rounds} rounds of {how.epochs} epochs {few if how.ends_alone(how.n_rounds) else none}."
-        for how in hows
-        if how.share is None and how.set_aside and (how.ends_alone(how.n_rounds) or not how.learns)
+        f"{how.n_rounds} rounds of {how.epochs} epochs, {who} taking part, "
+        f"{few if how.ends_alone(how.n_rounds) else none}."
+        for who, how in hows.items()
+        if how.share is None and how.set_aside and not how.learns
     ]
 
 
