@@ -46,7 +46,14 @@ QUICK: dict[str, dict[str, Any]] = {
     "lp-proj": {"n_local": 2, "n_inner": 3, "n_projected": 3, "lam": 0.1},
     "cfl": {"eps1": 1e9, "eps2": 0.0, "first_split": 1},
     "knn-per": {"k": 2},
-    "learn2pfed": {"spread": 5.0, "private_at": 0.3, "final_passes": 2, "learn_from": 0.2, "learn_until": 0.6},
+    "learn2pfed": {
+        "epochs": 6,  # 3 rounds of 2 would learn no s
+        "spread": 5.0,
+        "private_at": 0.3,
+        "final_passes": 2,
+        "learn_from": 0.2,
+        "learn_until": 0.6,
+    },
     "plug-in": {"set_aside": 0.2, "n_steps": 4, "backbone": "shared", "n_cells": 3, "theta_lr": 0.1},
 }
 
@@ -105,6 +112,7 @@ def close(found: Tensor, expected: object, atol: float = 1e-9) -> None:
 # limits
 
 FIXED: dict[str, Any] = {
+    "epochs": 2,
     "rho": 0.0,
     "own_frequencies": False,
     "by_class": False,

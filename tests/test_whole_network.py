@@ -26,7 +26,7 @@ from learn2pfed.errors import Learn2pFedError, MessageError
 from learn2pfed.models.modules import build
 from learn2pfed.models.network import Network
 from learn2pfed.tasks import Classification, Regression
-from tests.test_baselines import FIXED
+from tests.test_baselines import FIXED, agree
 
 CLASSES = Classification(3)
 
@@ -137,7 +137,7 @@ def test_private_blocks_are_the_mean_of_the_last_passes(passes: int) -> None:
 
 @pytest.mark.parametrize("blocks", ["tensor", "parameter"])
 def test_the_slopes_of_s_are_those_of_the_loss_on_rows_set_aside(blocks: str) -> None:
-    algorithm, data = whole(head_blocks=blocks, set_aside=0.3, n_rounds=10, learn_from=0.3), clients()
+    algorithm, data = whole(head_blocks=blocks, set_aside=0.3, n_rounds=10, learn_from=0.3, remember=0.8), clients()
     network, server, kept = algorithm.network, algorithm.opening(4), algorithm.begin()
     assert algorithm.n_blocks == (4 if blocks == "tensor" else 2 + 21)
     told: dict[int, Tensor] = {}
@@ -313,6 +313,13 @@ def test_a_run_of_few_epochs_ends_alone() -> None:
             assert same == (t < 5)  # of 20 epochs; s is learned from the second round on
 
 
+@pytest.mark.parametrize("join", [1.0, 0.5])
+def test_clients_end_alone_alike_on_both_engines(join: float) -> None:
+    algorithm, data = whole(n_rounds=2, epochs=4, join=join), clients()
+    assert algorithm.settings.ends_alone(2)
+    agree(run_rounds(algorithm, data), run_plain(algorithm, data))
+
+
 def test_of_few_epochs_are_half_as_many_where_some_take_part() -> None:
     border = {join: [whole(join=join, epochs=2).settings.ends_alone(t) for t in (4, 5, 8, 9)] for join in (1.0, 0.5)}
     assert border == {1.0: [True, True, True, False], 0.5: [True, False, False, False]}
@@ -409,6 +416,15 @@ def test_what_a_client_remembers_is_the_mean_of_its_rounds_the_later_the_more() 
         moves.append(kept.own - w)
     expected = (moves[0] + 2 * moves[1] + 8 * moves[2]) / 11
     torch.testing.assert_close(kept.moved / kept.weight, expected, rtol=0, atol=1e-12)
+
+
+def test_means_are_over_a_fifth_of_the_rounds_two_to_five() -> None:
+    found = {n: whole(n_rounds=n).settings.beta for n in (1, 10, 15, 20, 25, 100)}
+    assert found == pytest.approx({1: 1 / 2, 10: 1 / 2, 15: 2 / 3, 20: 3 / 4, 25: 4 / 5, 100: 4 / 5})
+    assert [whole(n_rounds=10, remember=beta).settings.beta for beta in (0.0, 0.8)] == [0.0, 0.8]
+    spoken, silent = (run_rounds(whole(n_rounds=15, remember=beta), clients()).models for beta in (2 / 3, None))
+    torch.testing.assert_close(spoken, silent)
+    assert not torch.allclose(spoken, run_rounds(whole(n_rounds=15, remember=0.8), clients()).models)
 
 
 def test_blocks_go_private_when_s_is_learned() -> None:

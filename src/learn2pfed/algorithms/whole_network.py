@@ -95,7 +95,10 @@ class WholeNetworkSettings(LocalSettings):
     head_blocks: Literal["tensor", "parameter"] = Field(
         "tensor", description="whether each tensor of the head is a block, or each of its parameters"
     )
-    remember: float = Field(0.8, ge=0, lt=1, description="β; 0: the last round alone")
+    remember: Annotated[float | None, Field(ge=0, lt=1)] = Field(
+        None,
+        description="β; 0: the last round alone; none: so that means are over a fifth of the rounds, two to five",
+    )
     final_passes: int = Field(4, ge=0, description="so many u_i at the end, from the same w̄; 0: none, ever")
     final_epochs: Annotated[int, Choice((1, 2, 5))] = Field(2, ge=1, description="epochs of each of these")
 
@@ -107,6 +110,11 @@ class WholeNetworkSettings(LocalSettings):
                 ": lower learn_from, or hold s fixed by share"
             )
         return self
+
+    @property
+    def beta(self) -> float:
+        """β: `remember`, or of means over a fifth of the T rounds, two to five:  1 - 1 / min(max(T / 5, 2), 5)."""
+        return 1 - 1 / min(max(self.n_rounds / 5, 2), 5) if self.remember is None else self.remember
 
     def in_time(self, t: int) -> bool:
         """Whether s would be learned in this round."""
@@ -309,7 +317,7 @@ class WholeNetwork(Rounds):
 
     def trained(self, kept: Kept, local: Local, start: Tensor, epochs: int) -> Kept:
         """Steps 1 and 2."""
-        offset, beta, rho = self.offset(local, self.settings.even), self.settings.remember, self.settings.rho
+        offset, beta, rho = self.offset(local, self.settings.even), self.settings.beta, self.settings.rho
         pull = towards(start + offset, rho) if rho else None
         u, _ = local.descend(start + offset, local.batches(epochs), self.optimizer, pull)
         now = torch.full_like(kept.last, local.round)
@@ -321,7 +329,7 @@ class WholeNetwork(Rounds):
         """Step 3."""
         rounds, met = kept.last - before.last, before.weight > 0
         own = torch.where(met, kept.own - start - (start - before.told) / rounds, 0.0)
-        old = self.settings.remember**rounds
+        old = self.settings.beta**rounds
         weight = old * before.apart_weight + met.to(old.dtype)
         return kept._replace(told=start.clone(), apart=old * before.apart + own, apart_weight=weight)
 
@@ -342,7 +350,7 @@ class WholeNetwork(Rounds):
         shared = ~server.private[self.block]
         w[shared] = self.mean(replies, self.counted[shared], w[shared])
         met[list(replies)] = True
-        weight = self.settings.remember * server.weight + 1
+        weight = self.settings.beta * server.weight + 1
         server = server._replace(w=w, mean=torch.lerp(server.mean, w, 1 / weight), weight=weight, met=met)
         server = self.learn(server, replies) if self.learning(t) else server
         done = (t + 1) / self.settings.n_rounds >= self.settings.learn_until and bool(server.rows)
