@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -196,16 +196,8 @@ def test_bytes_at_equal_accuracy_in_the_end_and_of_the_worst_look_above_local_on
         "lp_proj": ([0.1, 0.2, 0.3], [0.1, 0.2, 0.4]),
         "Learn2pFed, one s, fixed": ([1.0, 2.0, 3.0], [0.5, 0.5, 0.5]),
     }
-    every = [
-        row.model_copy(update={"setting": setting, "metric": "accuracy"})
-        for name in (*curves, "CFL")  # which was not looked at
-        for row in rows(name, 0.5)[:1]
-    ]
-    seen = [
-        Detail(setting=setting, algorithm=name, seed=0, series={"rounds": [1, 2, 3], "sent": sent, "curve": curve})
-        for name, (sent, curve) in curves.items()
-    ]
-    found = tables(made("images").model_copy(update={"rows": every}), seen)
+    results, seen = looked_at(setting, curves, "CFL")
+    found = tables(results, seen)
     end, worst = [table for table in found if "equal accuracy" in table.title]
     assert "in the end" in end.title
     assert "largest" in worst.title
@@ -221,8 +213,62 @@ def test_bytes_at_equal_accuracy_in_the_end_and_of_the_worst_look_above_local_on
         ("Ditto", "more accurate"),
         ("lp_proj", "not above alone"),
     )
-    unseen = tables(made("images").model_copy(update={"rows": every}))
-    assert not any("equal accuracy" in table.title for table in unseen)
+    assert not any("equal accuracy" in table.title for table in tables(results))
+
+
+def test_the_figure_of_bytes_shows_what_is_near_the_level_of_those_who_send_nothing() -> None:
+    setting, curves = (
+        "cifar10, 0.1, 10 clients",
+        {
+            "Local-Only": ([0.0, 0.0], [0.7, 0.6]),
+            "FedAvg": ([4.0, 160.0], [0.1, 0.65]),
+            "lp_proj": ([0.2, 1.0], [0.1, 0.2]),
+            "Learn2pFed": ([2.0, 80.0], [0.5, 0.8]),
+        },
+    )
+    ((panel,),) = (drawn.panels for drawn in drawn_of(setting, curves) if drawn.name == "bytes")
+    assert isinstance(panel, Panel)
+    assert panel.log_x
+    assert panel.y_span == pytest.approx((0.4, 0.84))
+    assert [(line.name, *line.x) for line in panel.series] == [
+        ("Local-Only", 0.2, 160.0),
+        *((name, *sent) for name, (sent, _) in list(curves.items())[1:]),
+    ]
+    assert list(panel.series[0].y) == [0.6, 0.6]
+    fragment = draw_interactive(figure(panel))
+    spans = re.findall(r'"range":\[([\d.]+),([\d.]+)\]', fragment)
+    assert [tuple(map(float, span)) for span in spans] == [pytest.approx((0.4, 0.84))]
+    assert '"type":"log"' in fragment
+    still = svg(figure(panel))
+    assert "<!-- 0.3 -->" not in still  # below
+    assert "<!-- 0.2 -->" in still  # megabytes
+    alone = {"Local-Only": curves["Local-Only"]}
+    assert not any(drawn.name == "bytes" for drawn in drawn_of(setting, alone))
+    for without in ({"lp_proj": curves["lp_proj"]}, alone | {"lp_proj": curves["lp_proj"]}):  # nothing is above alone
+        ((panel,),) = (drawn.panels for drawn in drawn_of(setting, without) if drawn.name == "bytes")
+        assert isinstance(panel, Panel)
+        assert panel.y_span is None
+
+
+def looked_at(setting: str, curves: dict[str, Any], *others: str) -> tuple[Results, list[Detail]]:
+    """Results of these methods and some that were not looked at, and the looks: megabytes and accuracies."""
+    names = (*curves, *others)
+    every = [
+        row.model_copy(update={"setting": setting, "metric": "accuracy"})
+        for name in names
+        for row in rows(name, 0.5)[:1]
+    ]
+    seen = [
+        Detail(setting=setting, algorithm=name, seed=0, series={"rounds": [1, 2, 3], "sent": sent, "curve": curve})
+        for name, (sent, curve) in curves.items()
+    ]
+    return made("images").model_copy(update={"rows": every}), seen
+
+
+def drawn_of(setting: str, curves: dict[str, Any]) -> Sequence[Figure]:
+    """The figures of these looks."""
+    results, seen = looked_at(setting, curves)
+    return figures(results, Details(details=seen))
 
 
 def test_documents_get_their_tables_and_say_where_they_lack_a_place() -> None:

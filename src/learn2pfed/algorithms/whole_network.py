@@ -12,8 +12,7 @@ since it is told the answer.
 Update:
 1. client: u_i by E epochs from w + e_i on  F_i(u) + (ρ/2) ‖u - w - e_i‖²,  F_i over all rows but a part that is set
    aside until s is learned; blocks that went private start where the client left them.
-2. client: d_i, the mean of its u_i - w - e_i, a round counting β times as much as the next (`remember`), also those
-   that it sat out.
+2. client: d_i, the mean of its u_i - w - e_i, a round counting β times as much as the next, also those that it sat out.
 3. client, until s is learned: a_i, the same mean of  u_i - w - e_i - (w - w') / (t - t'),  w' what it was told in its
    round t' before: what d_i has beyond the step that all take in a round, which is most of it while w is far from done.
 4. client: g_ij(x) = ⟨∇F_i(w + o_i + x a_i)_j, a_ij⟩ for each block j and x = 0, ½, 1, F_i the sum over the N_i rows

@@ -55,7 +55,8 @@ def run(
         str | None,
         typer.Option(
             help="quick, the default, fits a laptop's minutes; paper is the paper's protocol; households, of power, is "
-            "about Swiss households; all-images, of images, is one column with all of them."
+            "about Swiss households; all-images and ten-rounds, of images, are one column with all of them, and four "
+            "columns in fewer rounds."
         ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="How many seeds (trials).")] = None,

@@ -115,6 +115,15 @@ class ImagesExperiment(Comparison):
             "n_seeds": 1,
             "algorithms": ("local-only", "fedavg-ft", "fedper", "ditto", "learn2pfed"),
         },
+        "ten-rounds": {
+            **QUICK,
+            "n_rounds": 10,
+            "clients": (10,),
+            "algorithms": (
+                *("local-only", "fedavg-ft", "fedprox-ft", "fedper", "fedrep", "ditto"),
+                *("own-frequencies", "fixed-share", "learn2pfed"),
+            ),
+        },
         "paper": {"n_rounds": 500},
     }
 

@@ -43,7 +43,9 @@ class Panel:
     series: tuple[Series, ...]
     x_label: str = ""
     y_label: str = ""
+    log_x: bool = False
     log_y: bool = False
+    y_span: tuple[float, float] | None = None  # that is seen; none: all
 
     height = 3.1
     width = 4.2

@@ -67,19 +67,25 @@ def bytes_figure(results: Results, details: Sequence[Detail]) -> Figure | None:
     names, panels = order(results), []
     for setting in settings_judged(results):
         found = {d.algorithm: d.series for d in details if d.setting == setting and d.series.get("sent")}
-        most = max((series["sent"][-1] for series in found.values()), default=0.0)
-        drawn = []
-        for name in (name for name in names if name in found and most):
-            sent, curve = found[name]["sent"], found[name]["curve"]
-            if not any(sent):
-                sent, curve = [0.0, most], [curve[-1]] * 2
-            drawn.append(Series(name, sent, curve, "line", *line_of(name, names)))
-        if drawn:
-            panels.append(Panel(setting, tuple(drawn), "MB sent, both ways", "accuracy"))
+        sending = {name: series for name, series in found.items() if all(series["sent"])}
+        if not sending:
+            continue
+        ends = [sent for series in sending.values() for sent in (series["sent"][0], series["sent"][-1])]
+        levels = {name: series["curve"][-1] for name, series in found.items() if name not in sending}
+        drawn = [
+            Series(name, series["sent"], series["curve"], "line", *line_of(name, names))
+            if name in sending
+            else Series(name, [min(ends), max(ends)], [levels[name]] * 2, "line", *line_of(name, names))
+            for name, series in sorted(found.items(), key=lambda item: names.index(item[0]))
+        ]
+        best = max(max(series["curve"]) for series in sending.values())
+        above = best - max(levels.values(), default=best)
+        span = (best - 2 * above, best + above / 5) if above > 0 else None
+        panels.append(Panel(setting, tuple(drawn), "MB sent, both ways", "accuracy", log_x=True, y_span=span))
     caption = (
         "Mean accuracy over clients if the run ended there, against all bytes sent by then, to and from all clients, "
         "the last message to everybody included; first trial. What sends nothing is drawn across, at its last round's "
-        "accuracy."
+        "accuracy; what is further below it than the best is above it is cut off."
     )
     return Figure("bytes", "Accuracy against communication", caption, tuple(panels), 2) if panels else None
 

@@ -88,6 +88,10 @@ def _add_series(page: Any, panel: Panel, at: dict[str, int]) -> None:
             page.add_trace(Scatter(**common, mode="lines", line=line), **at)
     page.update_xaxes(title_text=_escaped(panel.x_label), **at)
     page.update_yaxes(title_text=_escaped(panel.y_label), exponentformat="power", **at)
+    if panel.log_x:
+        page.update_xaxes(**_log_axis([float(place) for series in panel.series for place in series.x]), **at)
+    if panel.y_span is not None:
+        page.update_yaxes(range=panel.y_span, **at)
     if panel.log_y:
         page.update_yaxes(**_log_axis([value for series in panel.series for value in series.y]), **at)
 

@@ -89,9 +89,14 @@ def _draw_series(panel: Panel, axes: Any) -> dict[str, Any]:
             axes.annotate(_literal(short(label)), place, (4, 4), textcoords="offset points", fontsize=7)
         if series.legend:
             handles[_literal(series.name)] = handle
+    if panel.log_x:
+        axes.set_xscale("log", subs=())
+        _label_log(axes.xaxis, [float(place) for series in panel.series for place in series.x])
     if panel.log_y:
         axes.set_yscale("log", subs=())
         _label_log(axes.yaxis, [value for series in panel.series for value in series.y])
+    if panel.y_span is not None:
+        axes.set_ylim(panel.y_span)
     axes.set_ylabel(_literal(panel.y_label), fontsize=8)
     return handles
 
