@@ -254,6 +254,17 @@ def test_rows_are_set_aside_class_by_class() -> None:
         assert max(abs(count - expected) for count, expected in zip(counts, (5, 2, 1), strict=False)) <= 1
 
 
+def test_no_class_is_set_aside_more_often_than_others() -> None:
+    """Of a client of few rows a seventh: of one row in seven whichever its class."""
+    algorithm, y = quick("fedavg"), torch.tensor([5, 5, 6, 6, 7, 7, 7])
+    counts, n_draws = torch.zeros(8, dtype=torch.float64), 700
+    for client in range(n_draws):
+        local = algorithm.at_home(torch.zeros(7, 2), y, [(0, 7, client)], axis=False)
+        counts += torch.bincount(y[replace(local, set_aside=1 / 7).split(0)[1]], minlength=8)
+    assert counts.sum() == n_draws
+    close(counts[5:] / n_draws, [2 / 7, 2 / 7, 3 / 7], atol=0.07)  # four deviations
+
+
 @pytest.mark.parametrize("group", [(0,), (3,), (3, 0), (0, 2)])  # client 2 has one row, which is not set aside
 def test_the_gradient_of_rows_set_aside_is_of_all_of_them_batch_by_batch(group: tuple[int, ...]) -> None:
     algorithm, data, axis = quick("fedavg", batch_size=2), clients(), len(group) > 1

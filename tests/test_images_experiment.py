@@ -100,12 +100,20 @@ def test_what_is_kept_of_the_first_trial(folder: str) -> None:
     assert series["blocks"][-2:] == ["head.weight", "head.bias"]
     assert np.array(series["shares"]).std() > 0
     results = Results(experiment="images", preset="quick", versions={}, config=config.model_dump(), rows=first.rows)
-    assert "participation" in [figure.name for figure in figures(results, Details(details=[first.detail]))]
+    drawn = {figure.name: figure for figure in figures(results, Details(details=[first.detail]))}
+    (panel,) = drawn["participation"].panels
+    np.testing.assert_allclose(panel.values, 1 - np.array(series["shares"]).T)  # a row for every tensor
     assert np.sum(series["counts"]) == N_IMAGES
-    confusion = np.array(series["confusion"])
-    accuracy = next(row.value for row in first.rows if row.metric == "accuracy")
+    assert series["sent"][-1] == pytest.approx((first.rows[0].bytes_up + first.rows[0].bytes_down) / 1e6)
+    study = study_of(config, next(iter(config.names().values())), config.first_seed)
+    confusion, values = np.array(series["confusion"]), {row.metric: row.value for row in first.rows}
+    had = [np.bincount(client.y, minlength=10).tolist() for client in study.judged.clients]
+    assert confusion.sum(2).tolist() == had
     own = confusion.diagonal(axis1=1, axis2=2).sum(1) / confusion.sum((1, 2))
-    assert own.mean() == pytest.approx(accuracy)
+    assert own.mean() == pytest.approx(values["accuracy"])
+    weighted = np.average(own, weights=[len(rows) for rows in study.parts.test])
+    assert weighted == pytest.approx(values["accuracy, weighted by samples"])
+    assert abs(weighted - own.mean()) > 1e-6
 
 
 def test_tuning_sees_no_image_of_the_table_and_the_table_trains_on_all_but_the_test_part(folder: str) -> None:
@@ -409,13 +417,17 @@ def test_rounds_too_few_to_learn_in_are_said(folder: str) -> None:
     assert ImagesExperiment().notes(config_of(folder))[1:] == said
     for share in (None, 0.3):  # which is of no form
         assert SharingExperiment().notes(config_of(folder, own={"learn2pfed": {"share": share}}))[1:] == said
-    assert ImagesExperiment().notes(config_of(folder, epochs=8))[1:] == [few.format(2, 8, "all")]  # 3 have more than 8
-    assert ImagesExperiment().notes(config_of(folder, n_rounds=8, some_rounds=8))[1:] == [few.format(8, 2, "all")]
     none = (
-        "2 rounds of 2 epochs, all taking part, have none in which s is learned (learn_from, learn_until): "
-        "it stays at one half."
+        "{}, have none in which s is learned (learn_from, learn_until), or clients take part too seldom by then: it "
+        "stays at one half."
     )
-    assert ImagesExperiment().notes(config_of(folder, own={"learn2pfed": {"final_passes": 0}}))[1:] == [none]
+    seldom = none.format("3 rounds of 8 epochs, some taking part")  # 3 of 5 in 0.4 of 3 rounds: less than once
+    assert ImagesExperiment().notes(config_of(folder, epochs=8))[1:] == [few.format(2, 8, "all"), seldom]
+    assert ImagesExperiment().notes(config_of(folder, n_rounds=8, some_rounds=8))[1:] == [few.format(8, 2, "all")]
+    assert ImagesExperiment().notes(config_of(folder, own={"learn2pfed": {"final_passes": 0}}))[1:] == [
+        none.format("2 rounds of 2 epochs, all taking part"),
+        none.format("3 rounds of 2 epochs, some taking part"),
+    ]
     assert not ImagesExperiment().notes(config_of(folder, algorithms=("fedavg",)))[1:]
     assert not ImagesExperiment().notes(config_of(folder, own={"learn2pfed": {"share": 0.3}}))[1:]
 

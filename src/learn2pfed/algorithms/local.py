@@ -135,7 +135,7 @@ class Local:
         return w.expand(*self.lead, w.shape[-1])
 
     def split(self, i: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Rows of client i to train on, and those set aside: evenly spaced in the order of classes, ties drawn.
+        """Rows of client i to train on, and those set aside: evenly spaced in the order of classes, from a drawn start.
 
         So both parts have the same mix of classes. Else a class of which many rows are set aside would be one of which
         few are trained on, and training would look worse on what is set aside than on anything to come. For the same
@@ -147,7 +147,7 @@ class Local:
         y, draw = self.y[rows].numpy(), np.random.default_rng([self.seed, self.clients[i], ASIDE])
         mixed = draw.permutation(len(rows))
         place = np.empty(len(rows))
-        place[mixed[y[mixed].argsort(kind="stable")]] = np.arange(len(rows)) + draw.random()
+        place[mixed[y[mixed].argsort(kind="stable")]] = np.arange(len(rows)) + draw.random() / self.set_aside
         aside = place * self.set_aside % 1 < self.set_aside
         _, own, counts = np.unique(y, return_inverse=True, return_counts=True)
         if counts.max() > 1 and not self.y.is_floating_point():

@@ -32,8 +32,8 @@ rows in other orders (`final_passes`); a private block is the mean of what these
 order draws at random goes, and what is common, or the client's own, stays. A run that is to learn s and has K = 16
 epochs or fewer in all its rounds (8, where some take part in a round) has a w̄ that is far from done, and an s that is
 not learned or learned too soon: from it every client trains alone, K epochs in a row on F_i, the step size falling from
-half of `lr` to 0 (s = 1). Models travel as numbers of 16 bits (`half`), which halves the bytes: their rounding is far
-below what batches draw at random.
+half of `lr` to 0 (s = 1). Where classes are predicted, models travel as numbers of 16 bits (`half`), which halves the
+bytes: their rounding is far below what batches draw at random. What predicts numbers may need large ones.
 
 Corners, without o_i, β, n_ic, rounding and rows set aside, with one last pass and s held fixed: s = 0 is FedProx, and
 with ρ = 0 FedAvg; s = 1 then is FedAvg + FT, and with ρ its last pass is Ditto's step from w, λ = ρ; without the last
@@ -79,7 +79,9 @@ class WholeNetworkSettings(LocalSettings):
     even: float = Field(0.1, ge=0, lt=1, description="ε, how even the frequencies are made in training")
     smoothing: float = Field(0.1, gt=0, description="of the frequencies, in rows a class")
     by_class: bool = Field(True, description="the last layer averaged by rows of each class; false: by rows")
-    half: bool = Field(True, description="models travel in half precision; false: as the network has them")
+    half: bool = Field(
+        True, description="models that predict classes travel in half precision; false: as the network has them"
+    )
     set_aside: float = Field(
         1 / 7, ge=0, le=0.5, description="share of a client's rows that is set aside; 0: s stays as it is"
     )
@@ -116,13 +118,15 @@ class WholeNetworkSettings(LocalSettings):
         return 1 - 1 / min(max(self.n_rounds / 5, 2), 5) if self.remember is None else self.remember
 
     def in_time(self, t: int) -> bool:
-        """Whether s would be learned in this round."""
-        return self.learn_from <= t / self.n_rounds < self.learn_until
+        """Whether s would be learned in this round: in the first of all nobody has an a_i."""
+        return t > 0 and self.learn_from <= t / self.n_rounds < self.learn_until
 
     @property
     def learns(self) -> bool:
-        """Whether there is a round in which s is, and a use for it."""
-        in_time = any(map(self.in_time, range(self.n_rounds)))
+        """Whether there is a round in which s is, and a use for it; and clients take part once, on average, by then:
+        who does for the first time has no a_i.
+        """
+        in_time = any(map(self.in_time, range(self.n_rounds))) and self.join * self.learn_until * self.n_rounds >= 1
         return self.share is None and self.set_aside > 0 and in_time and not self.ends_alone(self.n_rounds)
 
     def ends_alone(self, t: int) -> bool:
@@ -190,8 +194,9 @@ class WholeNetwork(Rounds):
             raise Learn2pFedError(f"private: the network has no layer {unknown[0]!r}; there are {layers}.")
         self.learns = how.learns
         self.n_slopes = self.n_blocks * len(POINTS) if self.learns else 0
-        self.travels = torch.float16 if how.half else network.dtype
-        needed = isinstance(task, Classification) and (how.own_frequencies or how.by_class)
+        classes = isinstance(task, Classification)
+        self.travels = torch.float16 if how.half and classes else network.dtype
+        needed = classes and (how.own_frequencies or how.by_class)
         self.last_bias = self._last_bias() if needed else None
         self.n_counts = task.n_outputs if needed and how.by_class else 0
         self.counted = self._counted()

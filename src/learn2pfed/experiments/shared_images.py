@@ -241,7 +241,10 @@ def notes_on_learning(config: SharedOut, own: Mapping[str, Any]) -> list[str]:
         protocol = {"n_rounds": n_rounds, "join": join, "epochs": config.epochs}
         hows[who] = WholeNetworkSettings.of(**{**own, **protocol})
     few = "are few for Learn2pFed: every client ends alone, from what is shared by then"
-    none = "have none in which s is learned (learn_from, learn_until): it stays at one half"
+    none = (
+        "have none in which s is learned (learn_from, learn_until), or clients take part too seldom by then: it stays "
+        "at one half"
+    )
     return [
         f"{how.n_rounds} rounds of {how.epochs} epochs, {who} taking part, "
         f"{few if how.ends_alone(how.n_rounds) else none}."
