@@ -196,12 +196,33 @@ def test_step_sizes_are_sought_where_these_networks_have_them(folder: str, monke
     two = config_of(folder, data=(folder, folder), betas=(50.0, 90.0), min_size=4, n_judged=7)
     assert 0 <= experiment.validate(two, "own.fedavg") <= 1
     assert 0 <= experiment.validate_again(two, "own.fedavg") <= 1
-    assert [(setting.beta, seed, small.n_judged) for small, setting, seed in seen] == [
-        (50.0, 500, None),
-        (90.0, 500, None),
-        (90.0, 501, 3000),
-        (50.0, 501, 3000),
-    ]
+    draws = [(setting.beta, seed, small.n_judged) for small, setting, seed in seen]
+    assert draws == [(beta, seed, None) for seed, beta in ((500, 50.0), (500, 90.0), *[(501, 50.0), (501, 90.0)] * 2)]
+
+
+def test_the_best_trials_are_judged_on_all_that_nobody_trains_on_in_each_clients_mix(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("TUNING_ROUNDS", 2), ("TUNING_CLIENTS", 3), ("TUNING_IMAGES", 45)):
+        monkeypatch.setattr(module, name, value)
+    made: list[Any] = []
+    to_tune = module._to_tune
+    monkeypatch.setattr(module, "_to_tune", lambda *of: made.append(to_tune(*of)) or made[-1])
+    found = ImagesExperiment().validate_again(config_of(folder, betas=(0.5,), min_size=4), "own.fedavg-ft")
+    ((algorithm, fitted, study),) = made
+    unseen = set(range(0, N_IMAGES, 10)) - set(np.concatenate(study.parts.train).tolist())
+    assert 15 < len(unseen) < 60
+    wrong = []
+    for i, model in enumerate(fitted.outcome.models):
+        right = {}
+        for c in range(10):
+            rows = [row for row in sorted(unseen) if study.images.labels[row] == c]
+            X = torch.from_numpy(study.images.pixels[rows]).float() / 127.5 - 1
+            right[c] = (algorithm.network.scores(model, X).argmax(-1) == c).double().mean().item()
+        own = study.images.labels[np.concatenate([study.parts.train[i], study.parts.test[i]])]
+        wrong.append(1 - np.mean([right[c] for c in own.tolist() if not np.isnan(right[c])]))
+    assert found == pytest.approx(np.mean(wrong))
+    assert np.std(wrong) > 0
 
 
 @pytest.mark.parametrize("name", ["images", "sharing", "start-layer"])
