@@ -29,7 +29,7 @@ Space = dict[str, Span | Choice]
 def search_space(settings: type[BaseModel]) -> Space:
     """Where tuning may look, by setting: what a type such as `Annotated[float, Span(0.001, 0.1)]` notes.
 
-    A class of settings may name some in `NOT_SEARCHED`, since it does not use them.
+    A class of settings may name some in `NOT_SEARCHED`, since it does not use them or does as well without a search.
     """
     unused = not_searched(settings)
     return {
@@ -41,6 +41,6 @@ def search_space(settings: type[BaseModel]) -> Space:
 
 
 def not_searched(settings: type[BaseModel]) -> tuple[str, ...]:
-    """Settings that this class does not use."""
+    """Settings for which this class wants no search."""
     found: tuple[str, ...] = getattr(settings, "NOT_SEARCHED", ())
     return found

@@ -55,7 +55,7 @@ from learn2pfed.algorithms.rounds import Home, Rounds, Told
 from learn2pfed.algorithms.settings import LayerName, RoundSettings
 from learn2pfed.errors import Learn2pFedError, MessageError
 from learn2pfed.models.network import Network
-from learn2pfed.search import Choice, Span
+from learn2pfed.search import Choice
 from learn2pfed.tasks import Classification, Task
 
 POINTS = (0.0, 0.5, 1.0)
@@ -74,7 +74,8 @@ ALONE = 16
 class WholeNetworkSettings(LocalSettings):
     """Learned by default; `share` holds s fixed, `private` names layers that are the client's own from the start."""
 
-    rho: Annotated[float, Span(1e-3, 1.0)] = Field(0.03, ge=0, description="ρ, the pull to where a client starts")
+    NOT_SEARCHED: ClassVar[tuple[str, ...]] = ("final_epochs",)
+    rho: float = Field(0.03, ge=0, description="ρ, the pull to where a client starts")
     own_frequencies: bool = Field(True, description="o_i; false: nothing is added")
     even: float = Field(0.1, ge=0, lt=1, description="ε, how even the frequencies are made in training")
     smoothing: float = Field(0.1, gt=0, description="of the frequencies, in rows a class")
@@ -101,7 +102,7 @@ class WholeNetworkSettings(LocalSettings):
         description="β; 0: the last round alone; none: so that means are over a fifth of the rounds, two to five",
     )
     final_passes: int = Field(4, ge=0, description="so many u_i at the end, from the same w̄; 0: none, ever")
-    final_epochs: Annotated[int, Choice((1, 2, 5))] = Field(2, ge=1, description="epochs of each of these")
+    final_epochs: int = Field(2, ge=1, description="epochs of each of these")
 
     @model_validator(mode="after")
     def _time_to_learn(self) -> Self:
@@ -455,7 +456,7 @@ class FixedShare(WholeNetwork):
 class OwnFrequenciesSettings(FixedShareSettings):
     """s = 0."""
 
-    NOT_SEARCHED: ClassVar[tuple[str, ...]] = ("rho", "share", "final_epochs")
+    NOT_SEARCHED: ClassVar[tuple[str, ...]] = ("share", "final_epochs")
     rho: float = Field(0.0, ge=0, description="ρ, the pull to where a client starts")
     even: float = Field(0.0, ge=0, lt=1, description="ε, how even the frequencies are made in training")
     by_class: bool = Field(False, description="the last layer averaged by rows of each class; false: by rows")
