@@ -17,7 +17,7 @@ from learn2pfed.algorithms.fedavg_ft import FedAvgFT, FineTuneSettings
 from learn2pfed.algorithms.local import LocalSettings
 from learn2pfed.algorithms.local_only import LocalOnly
 from learn2pfed.algorithms.rounds import Told
-from learn2pfed.algorithms.whole_network import Server, WholeNetwork, WholeNetworkSettings, least
+from learn2pfed.algorithms.whole_network import Kept, Server, WholeNetwork, WholeNetworkSettings, least
 from learn2pfed.data.federated import Samples
 from learn2pfed.engines.messages import decode, encode, receive
 from learn2pfed.engines.plain import run_plain
@@ -112,10 +112,55 @@ def test_without_a_last_pass_a_client_keeps_what_it_remembers() -> None:
     torch.testing.assert_close(found.models, found.global_model + 0.5 * d, rtol=0, atol=1e-12)
 
 
-def test_nothing_is_kept_for_an_s_that_is_held_fixed() -> None:
-    fixed, learned = whole(share=0.5).begin(), whole().begin()
-    assert len(fixed.told) == len(fixed.apart) == 0
-    assert len(learned.told) == len(learned.apart) == len(fixed.own) == len(fixed.moved)
+def test_nothing_is_kept_for_what_is_not_there() -> None:
+    """In an s that is held fixed, and without α."""
+    for learns, corrects in product((False, True), (False, True)):
+        kept = whole(share=None if learns else 0.5, theta=0.5 if corrects else 0.0, epochs=6).begin()
+        found = [bool(len(each)) for each in (kept.told, kept.alpha, kept.apart)]
+        assert found == [learns or corrects, corrects, learns]
+
+
+@pytest.mark.parametrize("axis", [False, True])
+def test_alpha_is_what_a_clients_training_has_beyond_the_step_of_all_and_is_taken_off_step_by_step(axis: bool) -> None:
+    algorithm, data = whole(share=0.5, theta=0.3, fade=0.8, rho=0.2, optimizer="sgd", n_rounds=9), clients()
+    server, group = algorithm.opening(4), (1, 3) if axis else (3,)
+    kept = algorithm.begin()
+    kept = Kept(*(x.expand(2, *x.shape) for x in kept)) if axis else kept
+    alpha, before = torch.zeros_like(kept.own), None
+    for t, scale in ((0, 1.0), (1, 1.2), (4, 0.7)):  # they sit out rounds 2 and 3
+        w = algorithm.network.start * scale
+        local = home(algorithm, data, group, axis=axis, time=t)
+        if before is not None:
+            then, told, own = before
+            alpha = 0.8 * alpha + 0.3 * (own - told - (w - told) / (t - then))
+            assert alpha.abs().max() > 1e-2
+        expected = w + algorithm.offset(local, 0.1) * torch.ones_like(alpha)
+        start, n_steps = expected, local.n_steps(2)
+        assert n_steps.flatten().tolist() == [-(-data.sizes[i] // 8) * 2 for i in group]
+        for batch in local.batches(2):
+            slope = local.gradient(expected, batch) + 0.2 * (expected - start)
+            expected = batch.keep(expected - 0.05 * slope - alpha / n_steps, expected)
+        kept, _ = algorithm.work(kept, local, algorithm.tells(server._replace(w=w), group)[0][0])
+        torch.testing.assert_close(kept.own, expected - algorithm.offset(local, 0.1), rtol=0, atol=1e-12)
+        torch.testing.assert_close(kept.alpha, alpha, rtol=0, atol=1e-12)
+        before = t, w, kept.own
+
+
+@pytest.mark.parametrize("join", [1.0, 0.5])
+def test_alpha_is_alike_on_both_engines(join: float) -> None:
+    algorithm, data = whole(n_rounds=6, theta=0.5, join=join), clients()
+    agree(run_rounds(algorithm, data), run_plain(algorithm, data))
+    without = run_rounds(whole(n_rounds=6, join=join), data)
+    assert not torch.allclose(run_rounds(algorithm, data).models, without.models)
+
+
+def test_private_blocks_have_no_alpha() -> None:
+    algorithm, data = whole(**FIXED | {"theta": 0.5}, private=("head",)), clients()
+    seen: list[Any] = []
+    run_rounds(algorithm, data, observe=lambda t, simulator, told: seen.append(simulator.kept))
+    head = algorithm.network.mask("head")
+    assert not seen[-1].alpha[:, head].any()
+    assert seen[-1].alpha[:, ~head].any(1).all()
 
 
 @pytest.mark.parametrize("passes", [0, 1, 3])
@@ -137,7 +182,8 @@ def test_private_blocks_are_the_mean_of_the_last_passes(passes: int) -> None:
 
 @pytest.mark.parametrize("blocks", ["tensor", "parameter"])
 def test_the_slopes_of_s_are_those_of_the_loss_on_rows_set_aside(blocks: str) -> None:
-    algorithm, data = whole(head_blocks=blocks, set_aside=0.3, n_rounds=10, learn_from=0.3, remember=0.8), clients()
+    how = {"set_aside": 0.3, "n_rounds": 10, "learn_from": 0.3, "remember": 0.8, "theta": 0.5}
+    algorithm, data = whole(head_blocks=blocks, **how), clients()
     network, server, kept = algorithm.network, algorithm.opening(4), algorithm.begin()
     assert algorithm.n_blocks == (4 if blocks == "tensor" else 2 + 21)
     told: dict[int, Tensor] = {}
@@ -149,7 +195,7 @@ def test_the_slopes_of_s_are_those_of_the_loss_on_rows_set_aside(blocks: str) ->
         kept, reply = algorithm.work(kept, local, heard | {"round": torch.tensor(t)})
         if t:
             before = max(r for r in told if r < t)
-            beyond[t] = kept.own - told[t] - (told[t] - told[before]) / (t - before)
+            beyond[t] = kept.own - told[t] + kept.alpha - (told[t] - told[before]) / (t - before)
         if t not in (3, 5):  # s is not learned yet, or no more
             assert not reply["slopes"].any()
             assert not reply["aside"]
@@ -430,14 +476,14 @@ def test_private_blocks_are_sent_to_nobody_but_newcomers(run: Callable[..., Outc
 
 
 def test_what_a_client_remembers_is_the_mean_of_its_rounds_the_later_the_more() -> None:
-    algorithm, data = whole(share=1.0, remember=0.5, n_rounds=9), clients()
+    algorithm, data = whole(share=1.0, remember=0.5, n_rounds=9, theta=0.5), clients()
     kept = algorithm.begin()
     moves = []
     for t, scale in ((0, 0.1), (1, 0.3), (3, 0.5)):  # it sits out round 2
         w = torch.linspace(-1, 1, algorithm.network.n_parameters, dtype=torch.float64) * scale
         heard = algorithm.tells(algorithm.opening(4)._replace(w=w), (0,))[0][0]
         kept, _ = algorithm.work(kept, home(algorithm, data, (0,), axis=False, time=t), heard)
-        moves.append(kept.own - w)
+        moves.append(kept.own - w + kept.alpha)
     expected = (moves[0] + 2 * moves[1] + 8 * moves[2]) / 11
     torch.testing.assert_close(kept.moved / kept.weight, expected, rtol=0, atol=1e-12)
 

@@ -160,6 +160,11 @@ class Local:
         seen, others = self.split(i)
         return others if aside and len(others) else seen
 
+    def n_steps(self, epochs: int) -> Tensor:
+        """K, the steps of so many passes over the rows to train on, (..., 1)."""
+        sizes = [len(self.split(i)[0]) for i in range(len(self.clients))]
+        return torch.tensor([epochs * -(-n // min(self.batch_size, n)) for n in sizes]).view(*self.lead, 1)
+
     def batches(self, epochs: int | None = None, steps: int | None = None, aside: bool = False) -> Iterator[Batch]:
         """So many passes over the rows, each in a new order, or so many steps; a pass may end in a small batch.
 
@@ -227,8 +232,9 @@ class Local:
         pull: Pull | None = None,
         part: Part = "all",
         memory: Memory | None = None,
+        shift: Tensor | None = None,
     ) -> tuple[Tensor, Memory]:
-        """x ← x - lr · step( ∇f(x; batch) + pull(x) ) for each batch, in `part` alone."""
+        """x ← x - lr · step( ∇f(x; batch) + pull(x) ) + shift for each batch, in `part` alone."""
         x = self.each(x)
         memory = optimizer.fresh(x) if memory is None else memory
         inside = None if part == "all" else self.network.mask(part)
@@ -237,6 +243,8 @@ class Local:
             if pull is not None:
                 gradient = gradient + pull(x)
             new, after = optimizer.step(x, gradient, memory)
+            if shift is not None:
+                new = new + shift
             if inside is not None:
                 new = torch.where(inside, new, x)
             x = batch.keep(new, x)

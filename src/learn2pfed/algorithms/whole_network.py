@@ -9,35 +9,43 @@ frequencies f_i of the client's rows, added to the last bias, so that what is sh
 classes. In training it is  e_i = log((1 - ε) f_i + ε / C):  with f_i itself a client of one class has nothing to learn,
 since it is told the answer.
 
-Update:
-1. client: u_i by E epochs from w + e_i on  F_i(u) + (ρ/2) ‖u - w - e_i‖²,  F_i over all rows but a part that is set
-   aside until s is learned; blocks that went private start where the client left them.
-2. client: d_i, the mean of its u_i - w - e_i, a round counting β times as much as the next, also those that it sat out.
-3. client, until s is learned: a_i, the same mean of  u_i - w - e_i - (w - w') / (t - t'),  w' what it was told in its
-   round t' before: what d_i has beyond the step that all take in a round, which is most of it while w is far from done.
-4. client: g_ij(x) = ⟨∇F_i(w + o_i + x a_i)_j, a_ij⟩ for each block j and x = 0, ½, 1, F_i the sum over the N_i rows
+Update, ' meaning the client's round before, t' its number:
+1. client: α_i ← δ α_i + θ (u_i' - w' - e_i - (w - w') / (t - t')),  what its training has beyond the step that all take
+   in a round; 0 at first.
+2. client: u_i by E epochs from w + e_i on  F_i(u) + (ρ/2) ‖u - w - e_i‖²,  after each of their K steps moved by
+   -α_i / K: where it always drifts to, it does not go again, so that its gradients are those of where all go. F_i is
+   over all rows but a part that is set aside until s is learned; blocks that went private start where the client left
+   them, and have no α_i.
+3. client: d_i, the mean of its u_i - w - e_i + α_i, a round counting β times as much as the next, also those that it
+   sat out.
+4. client, until s is learned: a_i, the same mean of  u_i - w - e_i + α_i - (w - w') / (t - t'):  what d_i has beyond
+   the step of all, which is most of it while w is far from done.
+5. client: g_ij(x) = ⟨∇F_i(w + o_i + x a_i)_j, a_ij⟩ for each block j and x = 0, ½, 1, F_i the sum over the N_i rows
    set aside: the slope of s_j where all blocks are at x; private ones are as they are.
-5. client sends u_i - e_i in the blocks that are shared, g_i, N_i, n_i and n_ic, its rows of each class.
-6. server: w = Σ n_i (u_i - e_i) / Σ n_i, in the last layer's row of class c with n_ic for n_i (`by_class`): there a
+6. client sends u_i - e_i in the blocks that are shared, g_i, N_i, n_i and n_ic, its rows of each class.
+7. server: w = Σ n_i (u_i - e_i) / Σ n_i, in the last layer's row of class c with n_ic for n_i (`by_class`): there a
    client without that class has learned nothing, and would only hold the others back;  w̄ over its rounds, as d_i.
-7. server: s_j, and c, the least of  N Σ_j ∫₀^{s_j} g_j(x) dx + Σ_j (s_j - c)² / (2 τ²) + (c - ½)² / (2 σ²),  g_j the
+8. server: s_j, and c, the least of  N Σ_j ∫₀^{s_j} g_j(x) dx + Σ_j (s_j - c)² / (2 τ²) + (c - ½)² / (2 σ²),  g_j the
    sum of all g_ij so far by that of their N_i, a parabola through its three points, N the mean N_i times clients:
    without rows to tell, blocks are alike (τ, the `spread`) and halfway (σ = 0.2). Where each parameter of a tensor is a
    block (`head_blocks`), this gives their tensor's s, by the sum of their g_j, and one step of Newton from there the
    least of  N ∫ g_j(x) dx + (s_j - s)² / (2 τ²)  for each. When s is learned, blocks whose s is above `private_at` go
    private: neither sent nor averaged.
 
-At the end the server tells w̄ instead of w, and every client takes steps 1 and 2 a few times more from there, on all its
-rows in other orders (`final_passes`); a private block is the mean of what these make of it. So what one round or one
-order draws at random goes, and what is common, or the client's own, stays. A run that is to learn s and has K = 16
-epochs or fewer in all its rounds (8, where some take part in a round) has a w̄ that is far from done, and an s that is
-not learned or learned too soon: from it every client trains alone, K epochs in a row on F_i, the step size falling from
-half of `lr` to 0 (s = 1). Where classes are predicted, models travel as numbers of 16 bits (`half`), which halves the
-bytes: their rounding is far below what batches draw at random. What predicts numbers may need large ones.
+α_i is that of eq. (9), its sign turned, for a client that trains by steps: what its training has beyond the others' is
+held against it in the next round. It costs no bytes: a client knows w - w' from what it was told. θ is 0 unless set.
 
-Corners, without o_i, β, n_ic, rounding and rows set aside, with one last pass and s held fixed: s = 0 is FedProx, and
-with ρ = 0 FedAvg; s = 1 then is FedAvg + FT, and with ρ its last pass is Ditto's step from w, λ = ρ; without the last
-pass, s = 0 with a private head is FedPer, all private is Local-Only with an optimiser that forgets between rounds.
+At the end the server tells w̄ instead of w, and every client takes steps 2 and 3 a few times more from there, without
+α_i, on all its rows in other orders (`final_passes`); a private block is the mean of what these make of it. So what one
+round or one order draws at random goes, and what is common, or the client's own, stays. A run that is to learn s and
+has K = 16 epochs or fewer in all its rounds (8, where some take part in a round) has a w̄ that is far from done, and an
+s that is not learned or learned too soon: from it every client trains alone, K epochs in a row on F_i, the step size
+falling from half of `lr` to 0 (s = 1). Where classes are predicted, models travel as numbers of 16 bits (`half`), which
+halves the bytes: their rounding is far below what batches draw at random. What predicts numbers may need large ones.
+
+Corners, without o_i, β, n_ic, rounding and rows set aside, with one last pass and s held fixed: s = 0 is FedProx,
+and with ρ = 0 FedAvg; s = 1 then is FedAvg + FT, and with ρ its last pass is Ditto's step from w, λ = ρ; without the
+last pass, s = 0 with a private head is FedPer, all private is Local-Only with an optimiser that forgets between rounds.
 """
 
 from __future__ import annotations
@@ -92,6 +100,13 @@ class WholeNetworkSettings(LocalSettings):
     )
     share: Annotated[float | None, Field(ge=0, le=1)] = Field(None, description="s of all blocks, fixed; none: learned")
     spread: float = Field(0.1, ge=1e-6, description="τ, how far apart the blocks are in s before rows tell")
+    theta: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="θ, how fast α_i follows what a client's training has beyond everybody's; 0: no α_i",
+    )
+    fade: float = Field(0.9, ge=0, le=1, description="δ, what is left of α_i when the client takes part again")
     private: tuple[LayerName, ...] = Field((), description="layers that are private from the start")
     private_at: float = Field(0.95, gt=0, le=1, description="1: no block goes")
     head_blocks: Literal["tensor", "parameter"] = Field(
@@ -146,6 +161,7 @@ class Kept(NamedTuple):
     weight: Tensor  # (1,), of this sum
     last: Tensor  # (1,), the round of its last term
     told: Tensor  # (P,) or (0,), the last w
+    alpha: Tensor  # (P,) or (0,), α_i
     apart: Tensor  # (P,) or (0,), Σ behind a_i, weighted alike
     apart_weight: Tensor  # (1,), of this sum, which has no term of the client's first round
 
@@ -241,10 +257,11 @@ class WholeNetwork(Rounds):
     # what travels
 
     def begin(self) -> Kept:
-        """The common start; what s alone is learned from is empty where it is held fixed."""
-        start = self.network.start
-        none, zero, learning = torch.zeros_like(start), start.new_zeros(1), len(start) * self.learns
-        return Kept(start, none, zero, zero, start[:learning], none[:learning], zero)
+        """The common start; what is there for α_i or for learning s is empty where there is neither."""
+        start, corrects = self.network.start, self.settings.theta > 0
+        none, zero = torch.zeros_like(start), start.new_zeros(1)
+        told, alpha, apart = (len(start) * wanted for wanted in (corrects or self.learns, corrects, self.learns))
+        return Kept(start, none, zero, zero, start[:told], none[:alpha], none[:apart], zero)
 
     def opening(self, n_clients: int) -> Server:
         """s = ½, or as it is fixed."""
@@ -301,15 +318,19 @@ class WholeNetwork(Rounds):
         return start, heard["share"][self.block], shared
 
     def work(self, kept: Kept, local: Local, heard: Message) -> tuple[Kept, Message]:
-        """Steps 1 to 5."""
+        """Steps 1 to 6."""
         how, t = self.settings, local.round / self.settings.n_rounds
         start, _, shared = self.common(kept, local, heard)
         until_learned = self.learns and t < how.learn_until
         seen = replace(local, set_aside=how.set_aside) if until_learned else local
-        after = self.trained(kept, seen, start, how.epochs)
+        step = self.step_of_all(kept, local, start)
+        alpha = self.dual(kept, step) * shared
+        after = self.trained(kept, seen, start, how.epochs, alpha)
+        if how.theta:
+            after = after._replace(told=start.clone(), alpha=alpha)
         slopes, aside = start.new_zeros(*local.lead, self.n_slopes), torch.zeros(*local.lead, 1, dtype=torch.int64)
         if until_learned:
-            after = self.set_apart(kept, after, start)
+            after = self.set_apart(kept, after, start, step - alpha)
         if self.learning(local.round):
             slopes, aside = self.slopes(after, seen, shared)
         counts = self.counts(seen) if self.n_counts else torch.zeros(*local.lead, 0, dtype=torch.int64)
@@ -320,26 +341,41 @@ class WholeNetwork(Rounds):
         """Whether s is learned in this round."""
         return self.learns and self.settings.in_time(t)
 
-    def trained(self, kept: Kept, local: Local, start: Tensor, epochs: int) -> Kept:
-        """Steps 1 and 2."""
+    def step_of_all(self, kept: Kept, local: Local, start: Tensor) -> Tensor:
+        """(w - w') / (t - t'), the step that all take in a round; 0 for a client in its first."""
+        if not kept.told.shape[-1]:
+            return torch.zeros_like(start)
+        return torch.where(kept.weight > 0, (start - kept.told) / (local.round - kept.last), 0.0)
+
+    def dual(self, kept: Kept, step: Tensor) -> Tensor:
+        """Step 1: α_i; 0 for a client in its first round."""
+        how = self.settings
+        if not how.theta:
+            return torch.zeros_like(step)
+        beyond = kept.own - kept.told - step
+        return torch.where(kept.weight > 0, how.fade * kept.alpha + how.theta * beyond, 0.0)
+
+    def trained(self, kept: Kept, local: Local, start: Tensor, epochs: int, alpha: Tensor | None = None) -> Kept:
+        """Steps 2 and 3; without α_i at the end."""
         offset, beta, rho = self.offset(local, self.settings.even), self.settings.beta, self.settings.rho
         pull = towards(start + offset, rho) if rho else None
-        u, _ = local.descend(start + offset, local.batches(epochs), self.optimizer, pull)
+        shift = None if alpha is None or not self.settings.theta else -alpha / local.n_steps(epochs).clamp(min=1)
+        u, _ = local.descend(start + offset, local.batches(epochs), self.optimizer, pull, shift=shift)
         now = torch.full_like(kept.last, local.round)
         old = beta ** (now - kept.last)
-        moved = old * kept.moved + (u - start - offset)
+        moved = old * kept.moved + (u - start - offset) + (0.0 if alpha is None else alpha)
         return kept._replace(own=u - offset, moved=moved, weight=old * kept.weight + 1, last=now)
 
-    def set_apart(self, before: Kept, kept: Kept, start: Tensor) -> Kept:
-        """Step 3."""
-        rounds, met = kept.last - before.last, before.weight > 0
-        own = torch.where(met, kept.own - start - (start - before.told) / rounds, 0.0)
-        old = self.settings.beta**rounds
+    def set_apart(self, before: Kept, kept: Kept, start: Tensor, common: Tensor) -> Kept:
+        """Step 4: what a client's move, α_i put back, has beyond the step that all take."""
+        met = before.weight > 0
+        own = torch.where(met, kept.own - start - common, 0.0)
+        old = self.settings.beta ** (kept.last - before.last)
         weight = old * before.apart_weight + met.to(old.dtype)
         return kept._replace(told=start.clone(), apart=old * before.apart + own, apart_weight=weight)
 
     def slopes(self, kept: Kept, seen: Local, shared: Tensor) -> tuple[Tensor, Tensor]:
-        """Step 4, (..., B * 3), zero in private blocks, and N_i, (..., 1): none for a client in its first round."""
+        """Step 5, (..., B * 3), zero in private blocks, and N_i, (..., 1): none for a client in its first round."""
         met = kept.apart_weight > 0
         a, offset = kept.apart / kept.apart_weight.where(met, 1.0), self.offset(seen)
         sizes = torch.tensor([len(seen.split(i)[1]) for i in range(len(seen.clients))]).view(*seen.lead, 1)
@@ -350,7 +386,7 @@ class WholeNetwork(Rounds):
         return torch.stack([none.index_add(-1, self.block, each) for each in at], -1).flatten(-2), n
 
     def gather(self, server: Server, t: int, replies: Replies) -> Server:
-        """Steps 6 and 7."""
+        """Steps 7 and 8."""
         w, met = server.w.clone(), server.met.clone()
         shared = ~server.private[self.block]
         w[shared] = self.mean(replies, self.counted[shared], w[shared])
@@ -362,7 +398,7 @@ class WholeNetwork(Rounds):
         return server._replace(private=server.private | (server.share > self.settings.private_at) & done)
 
     def learn(self, server: Server, replies: Replies) -> Server:
-        """Step 7."""
+        """Step 8."""
         slopes = server.slopes + torch.stack([reply["slopes"] for reply in replies.values()]).sum(0)
         rows = server.rows + sum(reply["aside"] for reply in replies.values())
         n_replies = server.replies + len(replies)
