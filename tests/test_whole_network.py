@@ -155,7 +155,7 @@ def test_alpha_is_alike_on_both_engines(join: float) -> None:
 
 
 def test_private_blocks_have_no_alpha() -> None:
-    algorithm, data = whole(**FIXED | {"theta": 0.5}, private=("head",)), clients()
+    algorithm, data = whole(**FIXED | {"theta": 0.5}, private=("head",), join=0.5, n_rounds=8), clients()
     seen: list[Any] = []
     run_rounds(algorithm, data, observe=lambda t, simulator, told: seen.append(simulator.kept))
     head = algorithm.network.mask("head")
