@@ -325,12 +325,14 @@ class WholeNetwork(Rounds):
         seen = replace(local, set_aside=how.set_aside) if until_learned else local
         step = self.step_of_all(kept, local, start)
         alpha = self.dual(kept, step) * shared
-        after = self.trained(kept, seen, start, how.epochs, alpha)
+        after = self.trained(kept, seen, start, how.epochs, alpha if how.theta else None)
+        if kept.told.shape[-1]:
+            after = after._replace(told=start.clone())
         if how.theta:
-            after = after._replace(told=start.clone(), alpha=alpha)
+            after = after._replace(alpha=alpha)
         slopes, aside = start.new_zeros(*local.lead, self.n_slopes), torch.zeros(*local.lead, 1, dtype=torch.int64)
         if until_learned:
-            after = self.set_apart(kept, after, start, step - alpha)
+            after = self.set_apart(kept, after, after.own - start + alpha - step)
         if self.learning(local.round):
             slopes, aside = self.slopes(after, seen, shared)
         counts = self.counts(seen) if self.n_counts else torch.zeros(*local.lead, 0, dtype=torch.int64)
@@ -356,23 +358,22 @@ class WholeNetwork(Rounds):
         return torch.where(kept.weight > 0, how.fade * kept.alpha + how.theta * beyond, 0.0)
 
     def trained(self, kept: Kept, local: Local, start: Tensor, epochs: int, alpha: Tensor | None = None) -> Kept:
-        """Steps 2 and 3; without α_i at the end."""
+        """Steps 2 and 3; without an α_i where there is none, and at the end."""
         offset, beta, rho = self.offset(local, self.settings.even), self.settings.beta, self.settings.rho
         pull = towards(start + offset, rho) if rho else None
-        shift = None if alpha is None or not self.settings.theta else -alpha / local.n_steps(epochs).clamp(min=1)
+        shift = None if alpha is None else -alpha / local.n_steps(epochs).clamp(min=1)
         u, _ = local.descend(start + offset, local.batches(epochs), self.optimizer, pull, shift=shift)
         now = torch.full_like(kept.last, local.round)
         old = beta ** (now - kept.last)
         moved = old * kept.moved + (u - start - offset) + (0.0 if alpha is None else alpha)
         return kept._replace(own=u - offset, moved=moved, weight=old * kept.weight + 1, last=now)
 
-    def set_apart(self, before: Kept, kept: Kept, start: Tensor, common: Tensor) -> Kept:
-        """Step 4: what a client's move, α_i put back, has beyond the step that all take."""
+    def set_apart(self, before: Kept, kept: Kept, own: Tensor) -> Kept:
+        """Step 4, `own` being this round's term; a client's first round has none."""
         met = before.weight > 0
-        own = torch.where(met, kept.own - start - common, 0.0)
         old = self.settings.beta ** (kept.last - before.last)
         weight = old * before.apart_weight + met.to(old.dtype)
-        return kept._replace(told=start.clone(), apart=old * before.apart + own, apart_weight=weight)
+        return kept._replace(apart=old * before.apart + torch.where(met, own, 0.0), apart_weight=weight)
 
     def slopes(self, kept: Kept, seen: Local, shared: Tensor) -> tuple[Tensor, Tensor]:
         """Step 5, (..., B * 3), zero in private blocks, and N_i, (..., 1): none for a client in its first round."""

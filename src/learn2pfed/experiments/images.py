@@ -204,7 +204,7 @@ class ImagesExperiment(Comparison):
             there = tables.sum(2) > 0
             right = tables.diagonal(axis1=1, axis2=2) / tables.sum(2).clip(min=1)
             mix = study.parts.counts(labels).T * there
-            found.append(1 - (np.average(right, axis=1, weights=mix)).mean())
+            found.append(1 - np.average(right, axis=1, weights=mix).mean())
         return float(np.mean(found))
 
     def untunable(self, config: ImagesConfig) -> str:
