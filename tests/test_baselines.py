@@ -118,6 +118,7 @@ FIXED: dict[str, Any] = {
     "by_class": False,
     "half": False,
     "share": 0.0,
+    "theta": 0.0,
     "remember": 0.0,
     "final_passes": 0,
 }

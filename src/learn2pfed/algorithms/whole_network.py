@@ -11,21 +11,24 @@ since it is told the answer.
 
 Update, ' meaning the client's round before, t' its number:
 1. client: α_i ← δ α_i + θ (u_i' - w' - e_i - (w - w') / (t - t')),  what its training has beyond the step that all take
-   in a round; 0 at first.
+   in a round; 0 at first, and in rounds in which s is learned.
 2. client: u_i by E epochs from w + e_i on  F_i(u) + (ρ/2) ‖u - w - e_i‖²,  after each of their K steps moved by
    -α_i / K: where it always drifts to, it does not go again, so that its gradients are those of where all go. F_i is
    over all rows but a part that is set aside until s is learned; blocks that went private start where the client left
    them, and have no α_i.
-3. client: d_i, the mean of its u_i - w - e_i + α_i, a round counting β times as much as the next, also those that it
-   sat out.
-4. client, until s is learned: a_i, the same mean of  u_i - w - e_i + α_i - (w - w') / (t - t'):  what d_i has beyond
-   the step of all, which is most of it while w is far from done.
-5. client: g_ij(x) = ⟨∇F_i(w + o_i + x a_i)_j, a_ij⟩ for each block j and x = 0, ½, 1, F_i the sum over the N_i rows
+
+   In rounds in which s is learned:
+3. client: a_i, the mean of  u_i - w - e_i - (w - w') / (t - t')  over these rounds, each counting β times as much as
+   the next, also those that it sat out:  what d_i would have beyond the step of all, which is most of it while w is far
+   from done. (With α_i in it training would not stop where the client's own rows are learned, and a_i be too long.)
+4. client: g_ij(x) = ⟨∇F_i(w + o_i + x a_i)_j, a_ij⟩ for each block j and x = 0, ½, 1, F_i the sum over the N_i rows
    set aside: the slope of s_j where all blocks are at x; private ones are as they are.
-6. client sends u_i - e_i in the blocks that are shared, g_i, N_i, n_i and n_ic, its rows of each class.
-7. server: w = Σ n_i (u_i - e_i) / Σ n_i, in the last layer's row of class c with n_ic for n_i (`by_class`): there a
-   client without that class has learned nothing, and would only hold the others back;  w̄ over its rounds, as d_i.
-8. server: s_j, and c, the least of  N Σ_j ∫₀^{s_j} g_j(x) dx + Σ_j (s_j - c)² / (2 τ²) + (c - ½)² / (2 σ²),  g_j the
+
+5. client sends u_i - e_i in the blocks that are shared, g_i, N_i, n_i and n_ic, its rows of each class.
+6. server: w = Σ n_i (u_i - e_i) / Σ n_i, in the last layer's row of class c with n_ic for n_i (`by_class`): there a
+   client without that class has learned nothing, and would only hold the others back;  w̄, the mean over rounds,
+   weighted as in a_i.
+7. server: s_j, and c, the least of  N Σ_j ∫₀^{s_j} g_j(x) dx + Σ_j (s_j - c)² / (2 τ²) + (c - ½)² / (2 σ²),  g_j the
    sum of all g_ij so far by that of their N_i, a parabola through its three points, N the mean N_i times clients:
    without rows to tell, blocks are alike (τ, the `spread`) and halfway (σ = 0.2). Where each parameter of a tensor is a
    block (`head_blocks`), this gives their tensor's s, by the sum of their g_j, and one step of Newton from there the
@@ -33,17 +36,18 @@ Update, ' meaning the client's round before, t' its number:
    private: neither sent nor averaged.
 
 α_i is that of eq. (9), its sign turned, for a client that trains by steps: what its training has beyond the others' is
-held against it in the next round. It costs no bytes: a client knows w - w' from what it was told. θ is 0 unless set.
+held against it in the next round. It costs no bytes: a client knows w - w' from what it was told.
 
-At the end the server tells w̄ instead of w, and every client takes steps 2 and 3 a few times more from there, without
-α_i, on all its rows in other orders (`final_passes`); a private block is the mean of what these make of it. So what one
-round or one order draws at random goes, and what is common, or the client's own, stays. A run that is to learn s and
-has K = 16 epochs or fewer in all its rounds (8, where some take part in a round) has a w̄ that is far from done, and an
-s that is not learned or learned too soon: from it every client trains alone, K epochs in a row on F_i, the step size
-falling from half of `lr` to 0 (s = 1). Where classes are predicted, models travel as numbers of 16 bits (`half`), which
-halves the bytes: their rounding is far below what batches draw at random. What predicts numbers may need large ones.
+At the end the server tells w̄ instead of w, and every client takes step 2 a few times more from there, without α_i, on
+all its rows in other orders (`final_passes`). d_i is the mean of their  u_i - w̄ - e_i,  and a private block has s = 1.
+So what one round or one order draws at random goes, and what is common, or the client's own, stays. A run that is to
+learn s and has K = 16 epochs or fewer in all its rounds (8, where some take part in a round) has a w̄ that is far from
+done, and an s that is not learned or learned too soon: from it every client trains alone, K epochs in a row on F_i, the
+step size falling from half of `lr` to 0 (s = 1). Where classes are predicted, models travel as numbers of 16 bits
+(`half`), which halves the bytes: their rounding is far below what batches draw at random. What predicts numbers may
+need large ones.
 
-Corners, without o_i, β, n_ic, rounding and rows set aside, with one last pass and s held fixed: s = 0 is FedProx,
+Corners, without o_i, α_i, β, n_ic, rounding and rows set aside, with one last pass and s held fixed: s = 0 is FedProx,
 and with ρ = 0 FedAvg; s = 1 then is FedAvg + FT, and with ρ its last pass is Ditto's step from w, λ = ρ; without the
 last pass, s = 0 with a private head is FedPer, all private is Local-Only with an optimiser that forgets between rounds.
 """
@@ -101,7 +105,7 @@ class WholeNetworkSettings(LocalSettings):
     share: Annotated[float | None, Field(ge=0, le=1)] = Field(None, description="s of all blocks, fixed; none: learned")
     spread: float = Field(0.1, ge=1e-6, description="τ, how far apart the blocks are in s before rows tell")
     theta: float = Field(
-        0.0,
+        0.5,
         ge=0,
         le=1,
         description="θ, how fast α_i follows what a client's training has beyond everybody's; 0: no α_i",
@@ -157,13 +161,11 @@ class Kept(NamedTuple):
     """What a client keeps."""
 
     own: Tensor  # (P,), its last u_i - e_i
-    moved: Tensor  # (P,), Σ of u_i - w - e_i, weighted
-    weight: Tensor  # (1,), of this sum
-    last: Tensor  # (1,), the round of its last term
-    told: Tensor  # (P,) or (0,), the last w
+    last: Tensor  # (1,), the round of that, -1 before the first
+    told: Tensor  # (P,) or (0,), the w of that round
     alpha: Tensor  # (P,) or (0,), α_i
-    apart: Tensor  # (P,) or (0,), Σ behind a_i, weighted alike
-    apart_weight: Tensor  # (1,), of this sum, which has no term of the client's first round
+    apart: Tensor  # (P,) or (0,), Σ behind a_i, weighted
+    weight: Tensor  # (1,), of this sum
 
 
 class Server(NamedTuple):
@@ -259,9 +261,9 @@ class WholeNetwork(Rounds):
     def begin(self) -> Kept:
         """The common start; what is there for α_i or for learning s is empty where there is neither."""
         start, corrects = self.network.start, self.settings.theta > 0
-        none, zero = torch.zeros_like(start), start.new_zeros(1)
+        none, never = torch.zeros_like(start), start.new_full((1,), -1)
         told, alpha, apart = (len(start) * wanted for wanted in (corrects or self.learns, corrects, self.learns))
-        return Kept(start, none, zero, zero, start[:told], none[:alpha], none[:apart], zero)
+        return Kept(start, never, start[:told], none[:alpha], none[:apart], start.new_zeros(1))
 
     def opening(self, n_clients: int) -> Server:
         """s = ½, or as it is fixed."""
@@ -318,26 +320,23 @@ class WholeNetwork(Rounds):
         return start, heard["share"][self.block], shared
 
     def work(self, kept: Kept, local: Local, heard: Message) -> tuple[Kept, Message]:
-        """Steps 1 to 6."""
-        how, t = self.settings, local.round / self.settings.n_rounds
+        """Steps 1 to 5."""
+        how, learning = self.settings, self.learning(local.round)
         start, _, shared = self.common(kept, local, heard)
-        until_learned = self.learns and t < how.learn_until
+        until_learned = self.learns and local.round / how.n_rounds < how.learn_until
         seen = replace(local, set_aside=how.set_aside) if until_learned else local
         step = self.step_of_all(kept, local, start)
-        alpha = self.dual(kept, step) * shared
-        after = self.trained(kept, seen, start, how.epochs, alpha if how.theta else None)
+        alpha = self.dual(kept, step) * shared if how.theta and not learning else torch.zeros_like(kept.alpha)
+        own = self.trained(seen, start, how.epochs, alpha if how.theta and not learning else None)
+        after = kept._replace(own=own, last=torch.full_like(kept.last, local.round), alpha=alpha)
         if kept.told.shape[-1]:
             after = after._replace(told=start.clone())
-        if how.theta:
-            after = after._replace(alpha=alpha)
         slopes, aside = start.new_zeros(*local.lead, self.n_slopes), torch.zeros(*local.lead, 1, dtype=torch.int64)
-        if until_learned:
-            after = self.set_apart(kept, after, after.own - start + alpha - step)
-        if self.learning(local.round):
+        if learning:
+            after = self.set_apart(kept, after, own - start - step)
             slopes, aside = self.slopes(after, seen, shared)
         counts = self.counts(seen) if self.n_counts else torch.zeros(*local.lead, 0, dtype=torch.int64)
-        w = after.own[..., shared].to(self.travels)
-        return after, {"w": w, "slopes": slopes, "aside": aside, "counts": counts}
+        return after, {"w": own[..., shared].to(self.travels), "slopes": slopes, "aside": aside, "counts": counts}
 
     def learning(self, t: int) -> bool:
         """Whether s is learned in this round."""
@@ -347,38 +346,33 @@ class WholeNetwork(Rounds):
         """(w - w') / (t - t'), the step that all take in a round; 0 for a client in its first."""
         if not kept.told.shape[-1]:
             return torch.zeros_like(start)
-        return torch.where(kept.weight > 0, (start - kept.told) / (local.round - kept.last), 0.0)
+        return torch.where(kept.last >= 0, (start - kept.told) / (local.round - kept.last), 0.0)
 
     def dual(self, kept: Kept, step: Tensor) -> Tensor:
         """Step 1: α_i; 0 for a client in its first round."""
-        how = self.settings
-        if not how.theta:
-            return torch.zeros_like(step)
         beyond = kept.own - kept.told - step
-        return torch.where(kept.weight > 0, how.fade * kept.alpha + how.theta * beyond, 0.0)
+        return torch.where(kept.last >= 0, self.settings.fade * kept.alpha + self.settings.theta * beyond, 0.0)
 
-    def trained(self, kept: Kept, local: Local, start: Tensor, epochs: int, alpha: Tensor | None = None) -> Kept:
-        """Steps 2 and 3; without an α_i where there is none, and at the end."""
-        offset, beta, rho = self.offset(local, self.settings.even), self.settings.beta, self.settings.rho
+    def trained(self, local: Local, start: Tensor, epochs: int, alpha: Tensor | None = None) -> Tensor:
+        """Step 2: u_i - e_i; without an α_i where there is none, and at the end."""
+        offset, rho = self.offset(local, self.settings.even), self.settings.rho
         pull = towards(start + offset, rho) if rho else None
         shift = None if alpha is None else -alpha / local.n_steps(epochs).clamp(min=1)
         u, _ = local.descend(start + offset, local.batches(epochs), self.optimizer, pull, shift=shift)
-        now = torch.full_like(kept.last, local.round)
-        old = beta ** (now - kept.last)
-        moved = old * kept.moved + (u - start - offset) + (0.0 if alpha is None else alpha)
-        return kept._replace(own=u - offset, moved=moved, weight=old * kept.weight + 1, last=now)
+        return u - offset
 
-    def set_apart(self, before: Kept, kept: Kept, own: Tensor) -> Kept:
-        """Step 4, `own` being this round's term; a client's first round has none."""
-        met = before.weight > 0
-        old = self.settings.beta ** (kept.last - before.last)
-        weight = old * before.apart_weight + met.to(old.dtype)
-        return kept._replace(apart=old * before.apart + torch.where(met, own, 0.0), apart_weight=weight)
+    def set_apart(self, before: Kept, after: Kept, own: Tensor) -> Kept:
+        """Step 3, `own` being this round's term; a client's first round of all has none."""
+        met = before.last >= 0
+        old = self.settings.beta ** (after.last - before.last)
+        return after._replace(
+            apart=old * before.apart + torch.where(met, own, 0.0), weight=old * before.weight + met.to(old.dtype)
+        )
 
     def slopes(self, kept: Kept, seen: Local, shared: Tensor) -> tuple[Tensor, Tensor]:
-        """Step 5, (..., B * 3), zero in private blocks, and N_i, (..., 1): none for a client in its first round."""
-        met = kept.apart_weight > 0
-        a, offset = kept.apart / kept.apart_weight.where(met, 1.0), self.offset(seen)
+        """Step 4, (..., B * 3), zero in private blocks, and N_i, (..., 1): none for a client in its first round."""
+        met = kept.weight > 0
+        a, offset = kept.apart / kept.weight.where(met, 1.0), self.offset(seen)
         sizes = torch.tensor([len(seen.split(i)[1]) for i in range(len(seen.clients))]).view(*seen.lead, 1)
         n = torch.where(met, sizes, 0)
         counts, none = a * shared * n, a.new_zeros(*seen.lead, self.n_blocks)
@@ -387,7 +381,7 @@ class WholeNetwork(Rounds):
         return torch.stack([none.index_add(-1, self.block, each) for each in at], -1).flatten(-2), n
 
     def gather(self, server: Server, t: int, replies: Replies) -> Server:
-        """Steps 7 and 8."""
+        """Steps 6 and 7."""
         w, met = server.w.clone(), server.met.clone()
         shared = ~server.private[self.block]
         w[shared] = self.mean(replies, self.counted[shared], w[shared])
@@ -399,7 +393,7 @@ class WholeNetwork(Rounds):
         return server._replace(private=server.private | (server.share > self.settings.private_at) & done)
 
     def learn(self, server: Server, replies: Replies) -> Server:
-        """Step 8."""
+        """Step 7."""
         slopes = server.slopes + torch.stack([reply["slopes"] for reply in replies.values()]).sum(0)
         rows = server.rows + sum(reply["aside"] for reply in replies.values())
         n_replies = server.replies + len(replies)
@@ -440,17 +434,15 @@ class WholeNetwork(Rounds):
         return torch.where(n.sum(0)[counted] > 0, mean, before)
 
     def personal(self, kept: Kept, local: Local, heard: Message) -> Tensor:
-        """v_i, from all rows; private blocks are the mean of what the last passes make of them, unless i ends alone."""
+        """v_i, from all rows."""
         start, share, shared = self.common(kept, local, heard)
         if self.settings.ends_alone(local.round):
             return self.alone(local, start) + self.offset(local)
-        last, own = kept._replace(own=start), torch.zeros_like(start)
-        for _ in range(self.settings.final_passes):
-            last = self.trained(last, local, start, self.settings.final_epochs)
-            local = replace(local, round=local.round + 1)
-            own += (last.own - start) / self.settings.final_passes
-        d = last.moved / last.weight.where(last.weight > 0, 1.0)
-        return start + torch.where(shared, share * d, own) + self.offset(local)
+        d, n_passes = torch.zeros_like(start), self.settings.final_passes
+        for k in range(n_passes):
+            in_turn = replace(local, round=local.round + k)
+            d += (self.trained(in_turn, start, self.settings.final_epochs) - start) / n_passes
+        return start + torch.where(shared, share, 1.0) * d + self.offset(local)
 
     def alone(self, local: Local, start: Tensor) -> Tensor:
         """u_i - e_i of a run of few epochs: K more from w̄, by steps  (lr / 2) (1 - k / K),  k from 0."""
@@ -496,6 +488,7 @@ class OwnFrequenciesSettings(FixedShareSettings):
     NOT_SEARCHED: ClassVar[tuple[str, ...]] = ("share", "final_epochs")
     rho: float = Field(0.0, ge=0, description="ρ, the pull to where a client starts")
     even: float = Field(0.0, ge=0, lt=1, description="ε, how even the frequencies are made in training")
+    theta: float = Field(0.0, ge=0, le=1, description="θ, how fast α_i follows; 0: no α_i")
     by_class: bool = Field(False, description="the last layer averaged by rows of each class; false: by rows")
     half: bool = Field(False, description="models travel in half precision; false: as the network has them")
     share: float = Field(0.0, ge=0, le=1, description="s of all blocks")
