@@ -138,6 +138,10 @@ SAME: dict[str, tuple[tuple[str, dict[str, Any]], tuple[str, dict[str, Any]]]] =
         ("learn2pfed", FIXED | {"rho": 0.5, "final_passes": 2}),
         ("fedprox", {"mu": 0.5}),
     ),
+    "FedAvg, own frequencies, without these is FedAvg": (
+        ("own-frequencies", {"own_frequencies": False}),
+        ("fedavg", {}),
+    ),
     "Learn2pFed with a private head is FedPer": (("learn2pfed", FIXED | {"private": ("head",)}), ("fedper", {})),
 }
 

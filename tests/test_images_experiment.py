@@ -344,6 +344,7 @@ def test_layers_that_are_called_by_numbers_can_be_named() -> None:
 def test_s_held_and_learned_differ_in_s_alone(folder: str) -> None:
     experiment = SharingExperiment()
     small = {"data": (folder,), "betas": (5.0,), "clients": (3,), "n_seeds": 1, "model": "cnn-10-20", "n_rounds": 10}
+    small |= {"own": {"learn2pfed": {"spread": 1.0}}}  # so that a few images tell tensors apart
     config = SharingConfig.model_validate(small | {"shares": (0.0, 0.4)})
     found = {task: experiment.run(config, task) for task in experiment.tasks(config)}
     assert [task.algorithm for task in found] == ["s = 0", "s = 0.4", "s learned", "s learned, head by parameter"]
@@ -436,8 +437,8 @@ def test_rounds_too_few_to_learn_in_are_said(folder: str) -> None:
     for share in (None, 0.3):  # which is of no form
         assert SharingExperiment().notes(config_of(folder, own={"learn2pfed": {"share": share}}))[1:] == said
     none = (
-        "{}, have none in which s is learned (learn_from, learn_until), or clients take part too seldom by then: it "
-        "stays at one half."
+        "{}, have none in which s is learned (learn_from, learn_until), or clients take part too seldom by then, or "
+        "there is no use for it (final_passes): it stays at one half."
     )
     seldom = none.format("3 rounds of 8 epochs, some taking part")  # 3 of 5 in 0.4 of 3 rounds: less than once
     assert ImagesExperiment().notes(config_of(folder, epochs=8))[1:] == [few.format(2, 8, "all"), seldom]

@@ -158,12 +158,12 @@ def test_private_blocks_have_no_alpha() -> None:
 @pytest.mark.parametrize("passes", [0, 1, 3])
 def test_private_blocks_are_the_mean_of_the_last_passes(passes: int) -> None:
     """Each begins where the client left them, in an order of its own."""
-    algorithm, data = whole(**FIXED | {"final_passes": passes}, private=("head",)), clients()
+    algorithm, data = whole(**FIXED | {"final_passes": passes, "final_epochs": 3}, private=("head",)), clients()
     network, head = algorithm.network, algorithm.network.mask("head")
     kept = algorithm.begin()._replace(own=3 * network.start)
     start = torch.where(head, kept.own, network.start)
     local = home(algorithm, data, (0,), axis=False)
-    orders = [algorithm.trained(replace(local, round=k), start, 2) for k in range(passes)] or [start]
+    orders = [algorithm.trained(replace(local, round=k), start, 3) for k in range(passes)] or [start]
     assert all(not torch.allclose(one[head], start[head]) for one in orders[:passes])
     server = algorithm.opening(4)._replace(met=torch.ones(4, dtype=torch.bool))
     ((heard, _),) = algorithm.closes(server, (0,))
@@ -189,6 +189,10 @@ def test_the_slopes_of_s_are_those_of_the_loss_on_rows_set_aside(blocks: str) ->
             assert not reply["slopes"].any()
             assert not reply["aside"]
             assert kept.alpha.any() == (t > 0)
+            at = replace(local, set_aside=0.3 if t < 6 else 0.0)
+            u, batches = told[t] + algorithm.offset(at, 0.1), list(at.batches(6))
+            u, _ = at.descend(u, iter(batches), algorithm.optimizer, shift=-kept.alpha / len(batches))
+            torch.testing.assert_close(kept.own, u - algorithm.offset(at, 0.1))
             continue
         before, seen = max(r for r in told if r < t), replace(local, set_aside=0.3)
         torch.testing.assert_close(kept.own, algorithm.trained(seen, told[t], 6))

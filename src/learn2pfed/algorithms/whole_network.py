@@ -11,7 +11,7 @@ since it is told the answer.
 
 Update, ' meaning the client's round before, t' its number:
 1. client: α_i ← δ α_i + θ (u_i' - w' - e_i - (w - w') / (t - t')),  what its training has beyond the step that all take
-   in a round; 0 at first, and in rounds in which s is learned.
+   in a round; 0 in a client's first round, and in those in which it helps to learn s.
 2. client: u_i by E epochs from w + e_i on  F_i(u) + (ρ/2) ‖u - w - e_i‖²,  after each of their K steps moved by
    -α_i / K: where it always drifts to, it does not go again, so that its gradients are those of where all go. F_i is
    over all rows but a part that is set aside until s is learned; blocks that went private start where the client left
@@ -39,17 +39,17 @@ Update, ' meaning the client's round before, t' its number:
 held against it in the next round. It costs no bytes: a client knows w - w' from what it was told.
 
 At the end the server tells w̄ instead of w, and every client takes step 2 a few times more from there, without α_i, on
-all its rows in other orders (`final_passes`). d_i is the mean of their  u_i - w̄ - e_i,  and a private block has s = 1.
-So what one round or one order draws at random goes, and what is common, or the client's own, stays. A run that is to
-learn s and has K = 16 epochs or fewer in all its rounds (8, where some take part in a round) has a w̄ that is far from
-done, and an s that is not learned or learned too soon: from it every client trains alone, K epochs in a row on F_i, the
-step size falling from half of `lr` to 0 (s = 1). Where classes are predicted, models travel as numbers of 16 bits
-(`half`), which halves the bytes: their rounding is far below what batches draw at random. What predicts numbers may
-need large ones.
+all its rows in other orders (`final_passes`, of `final_epochs`). d_i is the mean of their u_i - w̄ - e_i, and a private
+block has s = 1. So what one round or one order draws at random goes, and what is common, or the client's own, stays. A
+run that is to learn s and has H = 16 epochs or fewer in all its rounds (8, where some take part in a round) has a w̄
+that is far from done, and an s that is not learned or learned too soon: from it every client trains alone, H epochs in
+a row on F_i, the step size falling from half of `lr` to 0 (s = 1). Where classes are predicted, models travel as
+numbers of 16 bits (`half`), which halves the bytes: their rounding is far below what batches draw at random. What
+predicts numbers may need large ones.
 
 Corners, without o_i, α_i, β, n_ic, rounding and rows set aside, with one last pass and s held fixed: s = 0 is FedProx,
 and with ρ = 0 FedAvg; s = 1 then is FedAvg + FT, and with ρ its last pass is Ditto's step from w, λ = ρ; without the
-last pass, s = 0 with a private head is FedPer, all private is Local-Only with an optimiser that forgets between rounds.
+last pass a private head is FedPer, all private is Local-Only with an optimiser that forgets between rounds.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ AROUND_HALF = 0.2
 """σ, how far from ½ the blocks are together before rows tell."""
 
 ALONE = 16
-"""K, epochs of a client at the end of a run that has few of them in all its rounds."""
+"""H, epochs of a client at the end of a run that has few of them in all its rounds."""
 
 
 class WholeNetworkSettings(LocalSettings):
@@ -120,7 +120,9 @@ class WholeNetworkSettings(LocalSettings):
         None,
         description="β; 0: the last round alone; none: so that means are over a fifth of the rounds, two to five",
     )
-    final_passes: int = Field(4, ge=0, description="so many u_i at the end, from the same w̄; 0: none, ever")
+    final_passes: int = Field(
+        4, ge=0, description="so many u_i at the end, from the same w̄; 0: none, ever, so that d_i is 0"
+    )
     final_epochs: int = Field(2, ge=1, description="epochs of each of these")
 
     @model_validator(mode="after")
@@ -143,15 +145,16 @@ class WholeNetworkSettings(LocalSettings):
 
     @property
     def learns(self) -> bool:
-        """Whether there is a round in which s is, and a use for it; and clients take part once, on average, by then:
-        who does for the first time has no a_i.
+        """Whether there is a round in which s is, and a use for it: a d_i, or blocks that may go private; and clients
+        take part once, on average, by then: who does for the first time has no a_i.
         """
+        used = self.final_passes > 0 or self.private_at < 1
         in_time = any(map(self.in_time, range(self.n_rounds))) and self.join * self.learn_until * self.n_rounds >= 1
-        return self.share is None and self.set_aside > 0 and in_time and not self.ends_alone(self.n_rounds)
+        return self.share is None and self.set_aside > 0 and used and in_time and not self.ends_alone(self.n_rounds)
 
     def ends_alone(self, t: int) -> bool:
         """Whether a run that is to learn s, and has a last pass, is of few epochs if it ends after t rounds:
-        t E ≤ K,  or K / 2 where some take part in a round: they have few rows to train alone on.
+        t E ≤ H,  or H / 2 where some take part in a round: they have few rows to train alone on.
         """
         to_learn = self.share is None and self.set_aside > 0 and self.final_passes > 0
         return to_learn and t * self.epochs <= (ALONE if self.join == 1 else ALONE / 2)
@@ -326,9 +329,10 @@ class WholeNetwork(Rounds):
         until_learned = self.learns and local.round / how.n_rounds < how.learn_until
         seen = replace(local, set_aside=how.set_aside) if until_learned else local
         step = self.step_of_all(kept, local, start)
-        alpha = self.dual(kept, step) * shared if how.theta and not learning else torch.zeros_like(kept.alpha)
-        own = self.trained(seen, start, how.epochs, alpha if how.theta and not learning else None)
-        after = kept._replace(own=own, last=torch.full_like(kept.last, local.round), alpha=alpha)
+        alpha = self.dual(kept, step) * shared if how.theta and not learning else None
+        own = self.trained(seen, start, how.epochs, alpha)
+        held = torch.zeros_like(kept.alpha) if alpha is None else alpha
+        after = kept._replace(own=own, last=torch.full_like(kept.last, local.round), alpha=held)
         if kept.told.shape[-1]:
             after = after._replace(told=start.clone())
         slopes, aside = start.new_zeros(*local.lead, self.n_slopes), torch.zeros(*local.lead, 1, dtype=torch.int64)
@@ -349,9 +353,8 @@ class WholeNetwork(Rounds):
         return torch.where(kept.last >= 0, (start - kept.told) / (local.round - kept.last), 0.0)
 
     def dual(self, kept: Kept, step: Tensor) -> Tensor:
-        """Step 1: α_i; 0 for a client in its first round."""
-        beyond = kept.own - kept.told - step
-        return torch.where(kept.last >= 0, self.settings.fade * kept.alpha + self.settings.theta * beyond, 0.0)
+        """Step 1: α_i; 0 for a client in its first round, of which `own` and `told` are both the start."""
+        return self.settings.fade * kept.alpha + self.settings.theta * (kept.own - kept.told - step)
 
     def trained(self, local: Local, start: Tensor, epochs: int, alpha: Tensor | None = None) -> Tensor:
         """Step 2: u_i - e_i; without an α_i where there is none, and at the end."""
@@ -445,7 +448,7 @@ class WholeNetwork(Rounds):
         return start + torch.where(shared, share, 1.0) * d + self.offset(local)
 
     def alone(self, local: Local, start: Tensor) -> Tensor:
-        """u_i - e_i of a run of few epochs: K more from w̄, by steps  (lr / 2) (1 - k / K),  k from 0."""
+        """u_i - e_i of a run of few epochs: H more from w̄, by steps  (lr / 2) (1 - k / H),  k from 0."""
         offset, memory = self.offset(local, self.settings.even), None
         u = start + offset
         for k in range(ALONE):
@@ -473,7 +476,7 @@ class FixedShareSettings(WholeNetworkSettings):
 
 
 class FixedShare(WholeNetwork):
-    """What learning s adds, is what this lacks."""
+    """What learning s adds, is what this lacks; it sets nothing aside, and has α_i in every round."""
 
     name = "fixed-share"
     title = "Learn2pFed, one s, fixed"

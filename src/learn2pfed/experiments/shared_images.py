@@ -242,8 +242,8 @@ def notes_on_learning(config: SharedOut, own: Mapping[str, Any]) -> list[str]:
         hows[who] = WholeNetworkSettings.of(**{**own, **protocol})
     few = "are few for Learn2pFed: every client ends alone, from what is shared by then"
     none = (
-        "have none in which s is learned (learn_from, learn_until), or clients take part too seldom by then: it stays "
-        "at one half"
+        "have none in which s is learned (learn_from, learn_until), or clients take part too seldom by then, or there "
+        "is no use for it (final_passes): it stays at one half"
     )
     return [
         f"{how.n_rounds} rounds of {how.epochs} epochs, {who} taking part, "

@@ -41,7 +41,8 @@ class SharingExperiment(Forms):
     about = (
         "Learn2pFed with s held at one value for all tensors, 0 for all shared and 1 for the client's own, and with s "
         "learned, one for every tensor, or in the head one for every parameter. All else is the same, but that with s "
-        "learned some images are set aside until it is, and that a run of very few rounds does not learn it. Images, "
+        "learned some images are set aside until it is, and nothing is held against clients in the rounds in which it "
+        "is, and that a run of very few rounds does not learn it. Images, "
         "clients and networks as in `learn2pfed run images`."
     )
     config_class = SharingConfig
