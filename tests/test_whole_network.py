@@ -56,6 +56,7 @@ def whole(network: Network | None = None, **changes: Any) -> WholeNetwork:
         "lr": 0.05,
         "rho": 0.0,
         "half": False,
+        "set_aside": 1 / 7,
         "learn_from": 0.2,
         "learn_until": 0.6,
     }

@@ -96,7 +96,7 @@ class WholeNetworkSettings(LocalSettings):
         True, description="models that predict classes travel in half precision; false: as the network has them"
     )
     set_aside: float = Field(
-        1 / 7, ge=0, le=0.5, description="share of a client's rows that is set aside; 0: s stays as it is"
+        0.05, ge=0, le=0.5, description="share of a client's rows that is set aside; 0: s stays as it is"
     )
     learn_from: float = Field(0.2, ge=0, le=1, description="share of the rounds before s is learned")
     learn_until: float = Field(
